@@ -1,0 +1,4 @@
+"""Ways to train in parallel.
+
+Read `mesh.py` (which axes there are), then `data.py` (data parallelism).
+"""
