@@ -1,0 +1,123 @@
+"""Batches: which samples make a step of the whole job, and each worker's share of them.
+
+An epoch is a list of steps. A step is what one process would train on at once; it is the same for any number of
+workers that gives the same global batch. The workers divide it: contiguous shares, as equal as can be, the lower
+ranks holding one more where it does not come out even. Nothing is padded, repeated or dropped (unless the script's
+own DataLoader says `drop_last`), so the last step may be short, and a worker's share of it empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from argosy.config import Config, ConfigError
+from argosy.data.order import Indices
+
+
+@dataclass(frozen=True)
+class BatchConfig(Config):
+    """What the script's batch size means, and the seed of the order of samples.
+
+    `per-worker`: each worker takes batches as large as the script's, so the global batch grows with the workers.
+    `global`: the workers divide the script's batch, so the job computes what one process would.
+    """
+
+    batch: Literal["per-worker", "global"] = "per-worker"
+    seed: int = 0
+
+    def check(self) -> None:
+        """Refuse a seed that does not fit 64 bits."""
+        if not 0 <= self.seed < 1 << 63:
+            raise ConfigError("seed", self.seed, "a seed lies between 0 and 2^63 - 1")
+
+    def global_batch(self, script_batch: int, workers: int) -> int:
+        """Samples in one step of the whole job."""
+        if self.batch == "per-worker":
+            return script_batch * workers
+        if script_batch < workers:
+            raise ConfigError(
+                "batch",
+                self.batch,
+                f"the script's batch of {script_batch} cannot be divided among {workers} workers; "
+                f"use at most {script_batch} workers, a larger batch_size, or batch=per-worker",
+            )
+        return script_batch
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one worker holds of one step.
+
+    `indices` is empty where the step has fewer samples than the job has workers; `step` is the whole job's part.
+    """
+
+    indices: Sequence[Any]
+    step: Sequence[Any]
+
+
+def share_bounds(samples: int, workers: int, rank: int) -> tuple[int, int]:
+    """Where a worker's part of `samples` begins and ends.
+
+    >>> [share_bounds(10, 4, rank) for rank in range(4)]
+    [(0, 3), (3, 6), (6, 8), (8, 10)]
+    """
+    size, extra = divmod(samples, workers)
+    begin = rank * size + min(rank, extra)
+    return begin, begin + size + (rank < extra)
+
+
+class Consecutive(Sequence[list[int]]):
+    """Steps of `batch` consecutive positions each, looked up in an order; none is stored."""
+
+    def __init__(self, order: Callable[[Indices], Indices], samples: int, batch: int, drop_last: bool) -> None:
+        self._order, self._batch = order, batch
+        self._stop = samples - samples % batch if drop_last else samples
+
+    def __len__(self) -> int:
+        return -(-self._stop // self._batch)
+
+    def __getitem__(self, step: Any) -> Any:
+        begin = range(0, self._stop, self._batch)[step]
+        return self._order(np.arange(begin, min(begin + self._batch, self._stop))).tolist()
+
+
+class Epoch:
+    """The steps of one epoch, as one worker sees them."""
+
+    def __init__(self, steps: Sequence[Sequence[Any]], workers: int, rank: int) -> None:
+        self._steps, self._workers, self._rank = steps, workers, rank
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __iter__(self) -> Iterator[Share]:
+        for number in range(len(self._steps)):
+            step = self._steps[number]
+            begin, end = share_bounds(len(step), self._workers, self._rank)
+            yield Share(step[begin:end], step)
+
+
+def arithmetic(config: BatchConfig, script_batch: int, workers: int, samples: int, drop_last: bool) -> str:
+    """The sums behind a job's batches, in one line for the user.
+
+    >>> arithmetic(BatchConfig(), script_batch=64, workers=4, samples=1000, drop_last=False)
+    'global batch 256 = 64 per worker x 4 data; an epoch of 1000 samples = 3 steps of 256 + 1 of 232'
+    >>> arithmetic(BatchConfig(batch="global"), script_batch=10, workers=4, samples=20, drop_last=False)
+    'global batch 10 = 3 + 3 + 2 + 2 per worker (batch=global); an epoch of 20 samples = 2 steps of 10'
+    """
+    total = config.global_batch(script_batch, workers)
+    if total % workers == 0:
+        sum_line = f"{total // workers} per worker x {workers} data"
+    else:
+        bounds = [share_bounds(total, workers, rank) for rank in range(workers)]
+        sum_line = " + ".join(str(end - begin) for begin, end in bounds) + " per worker"
+    chosen = " (batch=global)" if config.batch == "global" else ""
+    whole, rest = divmod(samples, total)
+    parts = [f"{whole} steps of {total}"] if whole else []
+    if rest:
+        parts.append(f"{rest} dropped (drop_last)" if drop_last else f"1 of {rest}")
+    return f"global batch {total} = {sum_line}{chosen}; an epoch of {samples} samples = {' + '.join(parts)}"

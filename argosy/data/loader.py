@@ -1,0 +1,204 @@
+"""The loader: the script's own DataLoader, with each worker given its share of every step.
+
+Dataset, collate function, loading processes and the rest stay as the script has them; only the batch sampler is
+replaced. A DataLoader that shuffles gets Argosy's order, which depends on (seed, epoch, position) alone; any other
+sampler is drawn with the random state set from (seed, epoch), so that all workers draw the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from argosy.data.batches import BatchConfig, Consecutive, Epoch, Share, arithmetic
+from argosy.data.cursor import Cursor, Position
+from argosy.data.order import Indices, Shuffle, epoch_seed
+
+
+class Loader:
+    """A worker's view of the script's DataLoader. Iterating it is one epoch.
+
+    `epoch` counts the epochs begun and decides the order of the next one; set it to continue an earlier run.
+    """
+
+    def __init__(self, loader: DataLoader[Any], config: BatchConfig, workers: int, rank: int, cursor: Cursor) -> None:
+        _refuse_unusable(loader)
+        self.epoch = 0
+        self._script, self._config = loader, config
+        self._workers, self._rank, self._cursor = workers, rank, cursor
+        self._sampler = _EpochSampler()
+        self._inner = _with_batch_sampler(loader, self._sampler)
+        self._made: tuple[int, Epoch] | None = None
+        self._epoch_of(self.epoch)  # a sampler that cannot be divided says so now, not in the middle of a job
+
+    @property
+    def arithmetic(self) -> str:
+        """How the script's batch became the job's, in one line."""
+        if not self._regular:
+            return f"batches come from the script's {type(self._script.batch_sampler).__name__}, {len(self)} steps"
+        _, samples = self._order(self.epoch)
+        batch = cast(int, self._script.batch_size)
+        return arithmetic(self._config, batch, self._workers, samples, self._script.drop_last)
+
+    def state_dict(self) -> dict[str, int]:
+        """What a checkpoint keeps: the epochs begun."""
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue after the epochs of an earlier run."""
+        self.epoch = state["epoch"]
+
+    def __len__(self) -> int:
+        return len(self._epoch_of(self.epoch))
+
+    def __iter__(self) -> Iterator[Any]:
+        number, self.epoch = self.epoch, self.epoch + 1
+        epoch = self._epoch_of(number)
+        self._sampler.epoch = epoch
+        outside, seen = self._cursor.at, 0
+        try:
+            for step, (share, batch) in enumerate(zip(epoch, self._inner, strict=True)):
+                seen += len(share.indices)
+                self._cursor.move(Position(number, step, len(epoch), len(share.indices), len(share.step)))
+                yield batch if share.indices else emptied(batch)
+        finally:
+            self._cursor.leave(outside, seen)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_script"], name)
+
+    @property
+    def _regular(self) -> bool:
+        """Whether the script's batches are simply consecutive samples."""
+        return type(self._script.batch_sampler) is BatchSampler
+
+    def _epoch_of(self, number: int) -> Epoch:
+        if self._made is None or self._made[0] != number:
+            steps = self._consecutive_steps(number) if self._regular else self._sampled_steps(number)
+            self._made = number, Epoch(steps, self._workers, self._rank)
+        return self._made[1]
+
+    def _consecutive_steps(self, number: int) -> Consecutive:
+        order, samples = self._order(number)
+        batch = self._config.global_batch(cast(int, self._script.batch_size), self._workers)
+        return Consecutive(order, samples, batch, self._script.drop_last)
+
+    def _order(self, number: int) -> tuple[Callable[[Indices], Indices], int]:
+        """What stands at each position of an epoch, and how many positions there are."""
+        sampler: Any = self._script.sampler
+        if type(sampler) is SequentialSampler:
+            return _identity, len(sampler)
+        if type(sampler) is RandomSampler and not sampler.replacement and len(sampler) <= len(sampler.data_source):
+            return Shuffle(len(sampler.data_source), self._config.seed, number), len(sampler)
+        drawn = self._drawn(sampler, number)
+        keys = np.empty(len(drawn), dtype=object)  # a sampler may yield any key, not only numbers
+        keys[:] = drawn
+        return keys.__getitem__, len(drawn)
+
+    def _sampled_steps(self, number: int) -> list[list[Any]]:
+        """Steps from the script's own batch sampler: one of its batches each, or one for every worker."""
+        batches = [list(batch) for batch in self._drawn(self._script.batch_sampler, number)]
+        width = self._workers if self._config.batch == "per-worker" else 1
+        groups = [batches[begin : begin + width] for begin in range(0, len(batches), width)]
+        return [list(itertools.chain.from_iterable(group)) for group in groups]
+
+    def _drawn(self, sampler: Any, number: int) -> list[Any]:
+        """All that a sampler yields, with the random state a function of seed and epoch."""
+        seed = epoch_seed(self._config.seed, number) >> 1
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            holders: list[Any] = [sampler, getattr(sampler, "sampler", None)]
+            for holder in holders:
+                generator = getattr(holder, "generator", None)
+                if isinstance(generator, torch.Generator):
+                    generator.manual_seed(seed)
+                if hasattr(holder, "set_epoch"):
+                    holder.set_epoch(number)
+            return list(sampler)
+
+
+class _EpochSampler:
+    """The batch sampler that replaces the script's: this worker's share of each step of the present epoch."""
+
+    epoch: Epoch
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return (self._loadable(share) for share in self.epoch)
+
+    def __len__(self) -> int:
+        return len(self.epoch)
+
+    @staticmethod
+    def _loadable(share: Share) -> list[Any]:
+        # A DataLoader cannot load nothing: an empty share loads one sample, and the loader cuts it off again.
+        return list(share.indices) or [share.step[0]]
+
+
+def _identity(positions: Indices) -> Indices:
+    return positions
+
+
+def _with_batch_sampler(loader: DataLoader[Any], sampler: _EpochSampler) -> DataLoader[Any]:
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=cast(Any, sampler),
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+        pin_memory_device=loader.pin_memory_device,
+        in_order=loader.in_order,
+    )
+
+
+def _refuse_unusable(loader: DataLoader[Any]) -> None:
+    if isinstance(loader.dataset, IterableDataset):
+        raise TypeError(
+            f"{type(loader.dataset).__name__} is an IterableDataset: its samples have no index, so they cannot be "
+            f"divided exactly once among workers; give a dataset with __getitem__ and __len__"
+        )
+    if loader.batch_sampler is None:
+        raise TypeError("DataLoader(batch_size=None) makes no batches to divide; give it a batch_size")
+    inner = getattr(loader.batch_sampler, "sampler", None)
+    if isinstance(loader.sampler, DistributedSampler) or isinstance(inner, DistributedSampler):
+        raise TypeError("Argosy divides the data itself: give the DataLoader without its DistributedSampler")
+
+
+def emptied(batch: Any) -> Any:
+    """The batch with no sample left in it: what a worker without a share receives.
+
+    >>> emptied({"x": torch.ones(1, 3), "name": ["a"]})
+    {'x': tensor([], size=(0, 3)), 'name': []}
+    """
+    if isinstance(batch, Tensor):
+        return batch[:0] if batch.dim() else batch
+    if isinstance(batch, dict):
+        return {key: emptied(value) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(emptied(value) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        if any(isinstance(value, (Tensor, dict, list, tuple)) for value in batch):
+            return type(batch)(emptied(value) for value in batch)
+        return type(batch)()
+    raise TypeError(
+        f"this worker has no sample in the last step of the epoch, and a batch of type {type(batch).__name__} cannot "
+        f"be emptied; collate into tensors, dicts, lists or tuples, or set drop_last=True"
+    )
