@@ -1,0 +1,102 @@
+"""A checkpoint on disk: a folder that is whole or absent, at every instant.
+
+`manifest.json` names one safetensors file for each saved object, with its size and SHA-256, and holds what is not a
+tensor. Files are written aside, synced, and named after their content; renaming the new manifest over the old one
+is the moment at which the new checkpoint exists. Until then the old one is untouched, and afterwards its files,
+which no manifest names any more, are removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from argosy.checkpoint import tree
+
+FORMAT = "argosy-checkpoint-1"
+_FILE_NAME = re.compile(r"[A-Za-z0-9_]+-[0-9a-f]{16}\.safetensors")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be written or read: which one, why, and what to do."""
+
+
+def write(folder: Path, states: dict[str, Any]) -> None:
+    """Write the state of each named object, replacing the checkpoint that the folder held."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        parts = {name: _write_part(folder, name, state) for name, state in states.items()}
+        manifest = json.dumps({"format": FORMAT, "parts": parts}, indent=1)
+        aside = folder / ".manifest.json.tmp"
+        aside.write_text(manifest, encoding="utf-8")
+        _sync(aside)
+        aside.replace(folder / "manifest.json")
+        _sync(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} could not be written: {error}; what was there before is still whole"
+        ) from error
+    kept = {part["file"] for part in parts.values()}
+    for file in folder.iterdir():
+        stale = _FILE_NAME.fullmatch(file.name) and file.name not in kept
+        if stale or (file.name.startswith(".") and file.name.endswith(".tmp")):
+            file.unlink(missing_ok=True)
+
+
+def _write_part(folder: Path, name: str, state: Any) -> dict[str, Any]:
+    tensors: dict[str, Tensor] = {}
+    form = tree.split(state, tensors, "")
+    aside = folder / f".{name}.safetensors.tmp"
+    try:
+        save_file(tree.storable(tensors), aside)
+    except Exception as error:  # safetensors reports a full disk with an error of its own, not an OSError
+        raise CheckpointError(f"{aside} could not be written: {error}; what was there before is still whole") from error
+    aside.chmod(0o644)
+    _sync(aside)
+    digest = _sha256(aside)
+    file = f"{name}-{digest[:16]}.safetensors"
+    aside.replace(folder / file)
+    return {"file": file, "bytes": (folder / file).stat().st_size, "sha256": digest, "form": form}
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The state of each object in a checkpoint, after every byte was verified."""
+    manifest = folder / "manifest.json"
+    try:
+        content = json.loads(manifest.read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise CheckpointError(f"{manifest} has the format {content['format']!r}; this version reads {FORMAT!r}")
+        return {name: _read_part(folder, part) for name, part in content["parts"].items()}
+    except FileNotFoundError as error:
+        raise CheckpointError(f"no checkpoint at {folder}: {error.filename} is missing") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder} is not a readable checkpoint: {error!r}") from error
+
+
+def _read_part(folder: Path, part: dict[str, Any]) -> Any:
+    if not _FILE_NAME.fullmatch(part["file"]):
+        raise CheckpointError(f"{folder}/manifest.json names the file {part['file']!r}, which Argosy did not write")
+    file = folder / part["file"]
+    if file.stat().st_size != part["bytes"] or _sha256(file) != part["sha256"]:
+        raise CheckpointError(f"{file} is damaged: it is not what was saved; use an earlier checkpoint")
+    return tree.join(part["form"], load_file(file))
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
