@@ -31,15 +31,16 @@ class Channel:
             self._next = now + self._interval
         self._send(event, timeout_seconds=0.0)
 
-    def failure(self, message: str, traceback: str, secondary: bool) -> None:
-        """Tell the launcher why this worker ends. A traceback that is too long loses its beginning.
+    def failure(self, message: str, traceback: str, status: int, secondary: bool = False) -> None:
+        """Tell the launcher why this worker ends, and with what status; too long a traceback loses its beginning.
 
         `secondary` says that the error is only the echo of another worker's.
         """
         kept = traceback[-MAX_MESSAGE_BYTES // 4 :]
         if len(kept) < len(traceback):
             kept = "... (the beginning was cut)\n" + kept
-        event = {"event": "failure", "message": message[:1000], "traceback": kept, "secondary": secondary}
+        account = {"message": message[:1000], "traceback": kept, "status": status & 0xFF or 1, "secondary": secondary}
+        event = {"event": "failure", **account}
         self._send(event, timeout_seconds=1.0)
 
     def _send(self, event: Event, timeout_seconds: float) -> None:

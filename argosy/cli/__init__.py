@@ -1,0 +1,1 @@
+"""The command line: `argosy run`, `argosy secret`."""

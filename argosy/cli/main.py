@@ -1,0 +1,33 @@
+"""The `argosy` command: its subcommands and how their errors are shown."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from argosy.cli import run, secret
+from argosy.config import ConfigError
+
+app = typer.Typer(
+    help="Distributed PyTorch training of any kind, with a few changed lines.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command(context_settings={"allow_interspersed_args": False})(run.run)
+app.command()(secret.secret)
+
+
+@app.callback()
+def commands() -> None:
+    """Distributed PyTorch training of any kind, with a few changed lines."""
+
+
+def main() -> None:
+    """Run the command line; a mistake of the user's is one line on stderr and status 2."""
+    try:
+        app()
+    except (ConfigError, run.LaunchError) as error:
+        print(f"argosy: error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,283 @@
+"""The facade: `argosy.init()` joins the job, and a `Fleet` is what the script then speaks to.
+
+Thin: it wires the parts together and passes calls on. Where each part's work is done is listed in the README.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from argosy.checkpoint import whole
+from argosy.checkpoint.files import CheckpointError
+from argosy.checkpoint.roles import roles
+from argosy.comm.config import CommConfig
+from argosy.comm.gloo import GlooGroup
+from argosy.comm.group import Group, SoloGroup
+from argosy.comm.mean import weighted_mean
+from argosy.control.client import Client
+from argosy.control.job import Job
+from argosy.control.store import CoordinatorStore
+from argosy.data.batches import BatchConfig
+from argosy.data.cursor import Cursor
+from argosy.data.loader import Loader
+from argosy.observe.channel import Channel
+from argosy.observe.events import Event, EventLog
+from argosy.observe.folder import events_file, new_run_folder
+from argosy.observe.meter import Meter
+from argosy.observe.progress import progress_on
+from argosy.observe.warned import Warned
+from argosy.parallel.data import DataParallel
+from argosy.strategy import Strategy
+
+Value = TypeVar("Value", float, Tensor)
+
+
+def init(strategy: Strategy | str | Path | None = None, *, run_folder: str | Path | None = None) -> Fleet:
+    """Join the job that this process was started for; a plain `python train.py` is a job of one worker.
+
+    `strategy` may be given here or on the command line (`argosy run --strategy`), not differently in both.
+    `run_folder` is where events go when no launcher has chosen a folder; by default a new one under `runs/`.
+
+    >>> import tempfile, argosy
+    >>> fleet = argosy.init("batch=global", run_folder=tempfile.mkdtemp())
+    >>> fleet.rank, fleet.world
+    (0, 1)
+    """
+    job = Job.from_environment(os.environ)
+    chosen = Strategy.agreed(strategy, job.strategy)
+    chosen.check_workers(job.world)
+    group = _join(job, chosen.part(CommConfig))
+    return Fleet(job, chosen, group, _shared_folder(job, group, run_folder))
+
+
+class Fleet:
+    """The workers of a job, as one of them sees it. Made by `argosy.init`."""
+
+    def __init__(self, job: Job, strategy: Strategy, group: Group, run_folder: Path) -> None:
+        self.strategy, self.run_folder = strategy, run_folder
+        self._job, self._group, self._cursor = job, group, Cursor()
+        self._models: list[nn.Module] = []
+        self._optimizers: list[Optimizer] = []
+        self._progress = progress_on(sys.stderr) if job.channel is None and group.rank == 0 else None
+        self._log = EventLog(events_file(run_folder, group.rank), group.rank, self._listener())
+        self._meter = Meter(self._log, time.monotonic)
+        self._warned = Warned(self._log)
+        self._log.emit(
+            "start",
+            world=group.size,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            threads=torch.get_num_threads(),
+            strategy=strategy.to_line(),
+        )
+        atexit.register(self.close)
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0."""
+        return self._group.rank
+
+    @property
+    def world(self) -> int:
+        """How many workers the job has."""
+        return self._group.size
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is worker 0: the one that prints and writes files."""
+        return self.rank == 0
+
+    def distribute(self, *parts: Any) -> Any:
+        """Make models, optimizers and DataLoaders part of the job; they come back in the order they were given.
+
+        Models and optimizers stay the objects they were: a model's parameters and buffers are set to those of rank 0,
+        and from now on every `backward()` leaves the gradient of the whole job's batch. A DataLoader comes back as
+        one that gives this worker its share.
+
+        >>> import tempfile, torch, argosy
+        >>> fleet = argosy.init(run_folder=tempfile.mkdtemp())
+        >>> net = torch.nn.Linear(4, 1)
+        >>> model, optimizer = fleet.distribute(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        >>> model is net
+        True
+        """
+        if not parts:
+            raise TypeError("distribute() takes the model, the optimizer and the DataLoaders of the script")
+        self._models = [part for part in parts if isinstance(part, nn.Module)] or self._models
+        self._optimizers = [part for part in parts if isinstance(part, Optimizer)] or self._optimizers
+        placed = tuple(self._place(part) for part in parts)
+        return placed if len(placed) > 1 else placed[0]
+
+    def step(self, x: Any, y: Any, loss_fn: Callable[[Any, Any], Tensor]) -> Tensor:
+        """One whole training step; returns the mean loss over the whole job's batch.
+
+        It trains the model and the optimizer that were distributed last. `x` goes into the model (a tuple or list as
+        its arguments, a dict as its keywords); `loss_fn(output, y)` is a mean over the batch.
+
+        >>> import tempfile, torch, argosy
+        >>> fleet = argosy.init(run_folder=tempfile.mkdtemp())
+        >>> net = torch.nn.Linear(4, 1)
+        >>> _ = fleet.distribute(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        >>> fleet.step(torch.ones(2, 4), torch.ones(2, 1), torch.nn.functional.mse_loss).shape
+        torch.Size([])
+        """
+        if len(self._models) != 1 or len(self._optimizers) != 1:
+            raise RuntimeError(
+                f"fleet.step trains one model with one optimizer; distribute() got {len(self._models)} models and "
+                f"{len(self._optimizers)} optimizers; write the step out with backward() and optimizer.step()"
+            )
+        (model,), (optimizer,) = self._models, self._optimizers
+        optimizer.zero_grad()
+        loss = loss_fn(_call(model, x), y)
+        self.report(loss)
+        loss.backward()
+        mean_loss = loss.detach().new_tensor(cast(float, self._cursor.mean_loss))
+        optimizer.step()
+        return mean_loss
+
+    def report(self, loss: Tensor | float) -> None:
+        """Tell the loss of this worker's batch, so that progress and events show its mean over the whole job.
+
+        It travels with the gradients, so it is said before `loss.backward()`. `fleet.step` does it by itself.
+        """
+        self._cursor.loss = float(loss.detach() if isinstance(loss, Tensor) else loss)
+
+    def mean(self, value: Value, weight: float | None = None) -> Value:
+        """The mean of a number or tensor over all workers; all of them call this.
+
+        Workers are weighted by samples: inside the loop over a distributed loader by those of the batch in hand, so
+        that the mean of a loss is what one process would have computed; after the loop by all that the worker saw in
+        it, so that the mean of its accuracy is right too. Before any loop they count the same, and `weight` says
+        otherwise. A worker of weight zero is left out.
+
+        >>> import tempfile, argosy
+        >>> argosy.init(run_folder=tempfile.mkdtemp()).mean(2.5)
+        2.5
+        """
+        mean = weighted_mean(value, self._cursor.weight if weight is None else weight, self._group)
+        if isinstance(value, Tensor):
+            kind = value.dtype if value.dtype.is_floating_point else torch.get_default_dtype()
+            return mean.to(value.device, kind)
+        return float(mean)
+
+    def print(self, *values: Any, **options: Any) -> None:
+        """`print`, on the first worker only."""
+        if self.is_first:
+            print(*values, **options)
+
+    def save(self, path: str | Path, *parts: Any) -> None:
+        """Write a checkpoint of models, optimizers, schedulers and loaders: whole or not at all.
+
+        All workers call it; the first one writes. It loads again on any number of workers.
+
+        >>> import tempfile, torch, argosy
+        >>> fleet = argosy.init(run_folder=tempfile.mkdtemp())
+        >>> net, other = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
+        >>> fleet.save(f"{fleet.run_folder}/net", net)
+        >>> fleet.load(f"{fleet.run_folder}/net", other)
+        >>> torch.equal(net.weight, other.weight)
+        True
+        """
+        states = {role: part.state_dict() for role, part in roles(parts, Loader).items()}
+        whole.save(Path(path), states, self._group)
+        self._log.emit("save", path=str(path), parts=list(states))
+
+    def load(self, path: str | Path, *parts: Any) -> None:
+        """Read a checkpoint into models, optimizers, schedulers and loaders. The first worker reads the files."""
+        wanted = roles(parts, Loader)
+        states = whole.load(Path(path), self._group)
+        for role in wanted:
+            if role not in states:
+                raise CheckpointError(f"{path} holds {', '.join(states)}, and no {role}")
+        for role, part in wanted.items():
+            part.load_state_dict(states[role])
+        self._log.emit("load", path=str(path), parts=list(wanted))
+
+    def close(self) -> None:
+        """Leave the job. It happens by itself when the script ends; calling it twice is harmless."""
+        atexit.unregister(self.close)
+        if self._progress is not None:
+            self._progress.close()
+        self._warned.close()
+        self._meter.end("failed" if getattr(sys, "last_value", None) is not None else "done")
+        self._log.close()
+        self._group.close()
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _place(self, part: Any) -> Any:
+        if isinstance(part, nn.Module):
+            DataParallel(part, self._group, self._cursor)
+        elif isinstance(part, Optimizer):
+            if part is self._optimizers[0]:  # of several, such as a GAN's, the first one counts the steps
+                part.register_step_post_hook(self._stepped)
+        elif isinstance(part, DataLoader):
+            loader = Loader(part, self.strategy.part(BatchConfig), self.world, self.rank, self._cursor)
+            self._log.emit("batches", arithmetic=loader.arithmetic)
+            self.print(f"argosy: {loader.arithmetic}")
+            return loader
+        elif not isinstance(part, LRScheduler):  # a scheduler follows its optimizer, which stays the same object
+            raise TypeError(
+                f"distribute() was given a {type(part).__name__}; it takes models (nn.Module), optimizers, DataLoaders "
+                f"and learning rate schedulers"
+            )
+        return part
+
+    def _stepped(self, *_: Any) -> None:
+        """After each step of the first optimizer."""
+        at, loss = self._cursor.at, self._cursor.mean_loss
+        self._cursor.mean_loss = None
+        if at is None:
+            self._meter.step(epoch=0, batch=self._meter.steps, batches=0, samples=0, loss=loss)
+        else:
+            self._meter.step(epoch=at.epoch, batch=at.step, batches=at.steps, samples=at.total, loss=loss)
+
+    def _listener(self) -> Callable[[Event], None] | None:
+        if self._job.channel is not None:
+            return Channel(socket.socket(fileno=os.dup(self._job.channel)), time.monotonic).event
+        return self._progress.show if self._progress is not None else None
+
+
+def _join(job: Job, config: CommConfig) -> Group:
+    if job.world == 1:
+        return SoloGroup()
+    if job.torchrun:
+        return GlooGroup(config, job.rank, job.world)
+    assert job.coordinator is not None
+    assert job.secret is not None
+    client = Client(job.coordinator, job.secret, who=f"rank {job.rank}", timeout_seconds=config.timeout_seconds)
+    return GlooGroup(config, job.rank, job.world, CoordinatorStore(client, "torch"))
+
+
+def _shared_folder(job: Job, group: Group, given: str | Path | None) -> Path:
+    """The run's folder: the launcher's, or the one that rank 0 makes and tells the others."""
+    if job.run_folder is not None:
+        return job.run_folder
+    mine: bytes | None = None
+    if group.rank == 0:
+        mine = str(Path(given) if given is not None else new_run_folder(sys.argv[0])).encode()
+    return Path(group.broadcast_bytes(mine).decode())
+
+
+def _call(model: nn.Module, x: Any) -> Any:
+    if isinstance(x, dict):
+        return model(**x)
+    return model(*x) if isinstance(x, (tuple, list)) else model(x)

@@ -1,0 +1,298 @@
+"""The launcher: starts this node's workers, shows what they say, and sees to it that they end together.
+
+It runs the coordinator (on node 0), starts one process for each worker, and then waits for the first of: all workers
+done, one failed, another node failed, a signal. Whatever it is, no worker is left when `Launcher.run` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from argosy.control.client import Client, parse_address
+from argosy.control.coordinator import Coordinator
+from argosy.control.job import Job
+from argosy.control.secret import Secret
+from argosy.launch.failure import Failure, ended, shell_status
+from argosy.launch.network import interface_towards
+from argosy.launch.nodes import Nodes, NodesDisagree, Place
+from argosy.launch.screen import RankLog, Screen
+from argosy.launch.threads import thread_variables
+from argosy.launch.worker import Worker
+from argosy.observe.events import Event
+from argosy.observe.folder import log_file, new_run_folder
+from argosy.strategy import ConfigError, Strategy
+
+_GRACE_SECONDS = 3.0  # between asking workers to end and making them
+_ECHO_SECONDS = 0.5  # how long an error that only says "a peer was lost" waits for the peer's own account
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to start. `workers` are those of this node."""
+
+    script: str
+    arguments: list[str] = field(default_factory=list)
+    workers: int = 1
+    nodes: int = 1
+    node_rank: int = 0
+    coordinator: str | None = None
+    strategy: Strategy = field(default_factory=Strategy)
+    secret: Secret | None = None
+    threads: int | None = None
+    run_folder: Path | None = None
+
+    def check(self) -> None:
+        """Refuse what cannot run, before anything is started."""
+        if self.workers < 1:
+            raise ValueError(f"--workers {self.workers}: a job has at least 1 worker")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"--threads {self.threads}: a worker has at least 1 thread")
+        if self.nodes < 1 or not 0 <= self.node_rank < self.nodes:
+            raise ValueError(f"--node-rank {self.node_rank} of --nodes {self.nodes}: expected 0 to {self.nodes - 1}")
+        if not Path(self.script).is_file():
+            raise ValueError(f"{self.script}: there is no such script")
+        if self.nodes == 1:
+            self.strategy.check_workers(self.workers)
+        elif self.coordinator is None:
+            raise ValueError(f"--nodes {self.nodes} needs --coordinator HOST:PORT, an address of node 0")
+        elif self.secret is None:
+            raise ValueError(
+                f"--nodes {self.nodes} needs a secret that all nodes share: make one with `argosy secret job.secret`, "
+                f"copy it to each node, and give --secret-file job.secret"
+            )
+        if self.coordinator is not None:
+            try:
+                parse_address(self.coordinator)
+            except ValueError:
+                fix = "expected HOST:PORT, an address of node 0, such as 10.0.0.1:29500"
+                raise ValueError(f"--coordinator {self.coordinator}: {fix}") from None
+
+
+def _count(number: int | str, thing: str) -> str:
+    return f"{number} {thing}" if int(number) == 1 else f"{number} {thing}s"
+
+
+class Stopped(Exception):
+    """The run is to end early."""
+
+    def __init__(self, failure: Failure, culprit: Worker | None = None, signalled: bool = False) -> None:
+        super().__init__(failure.what)
+        self.failure, self.culprit, self.signalled = failure, culprit, signalled
+
+
+class Launcher:
+    """One run of a script on this node."""
+
+    def __init__(self, launch: Launch, screen: Screen) -> None:
+        launch.check()
+        self._launch, self._screen = launch, screen
+        self._workers: list[Worker] = []
+        self._nodes: Nodes | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def run(self) -> int:
+        """Run to the end; the exit status of the first rank that failed, or 0."""
+        self._stopped: asyncio.Future[Stopped] = asyncio.get_running_loop().create_future()
+        self._listen_to_signals()
+        async with AsyncExitStack() as stack:
+            secret = self._launch.secret or Secret.new()
+            address = await stack.enter_async_context(self._coordinator(secret))
+            try:
+                place = await self._unless_stopped(self._find_place(stack, address, secret))
+                await self._start_workers(place, address, secret)
+                await self._unless_stopped(self._all_done())
+                return 0
+            except Stopped as stopped:
+                return await self._end(stopped)
+            except (NodesDisagree, ConfigError) as error:
+                if self._nodes is not None:
+                    await self._nodes.tell(Failure(f"node {self._launch.node_rank} failed", str(error), 2))
+                    await self._nodes.part()
+                raise
+            finally:
+                await self._kill_all()
+
+    @asynccontextmanager
+    async def _coordinator(self, secret: Secret) -> AsyncIterator[str]:
+        """The coordinator's address; node 0 runs it."""
+        if self._launch.node_rank != 0:
+            assert self._launch.coordinator is not None
+            yield self._launch.coordinator
+            return
+        host, port = parse_address(self._launch.coordinator) if self._launch.coordinator else ("127.0.0.1", 0)
+        coordinator = await Coordinator.start(secret, host=host, port=port)
+        try:
+            yield coordinator.address
+        finally:
+            await coordinator.stop()
+
+    async def _find_place(self, stack: AsyncExitStack, address: str, secret: Secret) -> Place:
+        launch = self._launch
+        folder = launch.run_folder or (new_run_folder(launch.script) if launch.node_rank == 0 else Path("runs"))
+        if launch.nodes == 1:
+            place = Place(0, launch.workers, folder.name)
+        else:
+            self._screen.say(f"node {launch.node_rank}: waiting for {launch.nodes} nodes at {address}")
+            timeout_seconds = launch.strategy.timeout_seconds
+            client = Client(
+                address, secret, who=f"node {launch.node_rank}", timeout_seconds=60.0, connect_seconds=timeout_seconds
+            )
+            stack.callback(client.close)
+            self._nodes = Nodes(client, launch.nodes, launch.node_rank, timeout_seconds)
+            place = await self._nodes.join(launch.workers, launch.strategy.to_line(), folder)
+            self._watcher = asyncio.create_task(self._watch(self._nodes))
+        launch.strategy.check_workers(place.world)
+        self._folder = launch.run_folder or Path("runs") / place.run_folder
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return place
+
+    async def _start_workers(self, place: Place, address: str, secret: Secret) -> None:
+        launch = self._launch
+        threads = thread_variables(launch.threads, launch.workers, os.environ)
+        each = {**os.environ, **threads}["OMP_NUM_THREADS"]
+        where = f" on {launch.nodes} nodes, {launch.workers} here" if launch.nodes > 1 else ""
+        self._screen.say(
+            f"{_count(place.world, 'worker')}{where}, {_count(each, 'thread')} each; logs and events in {self._folder}/"
+        )
+        environment = {**os.environ, **threads}
+        interface = interface_towards(*parse_address(address))
+        if interface is not None:
+            environment.setdefault("GLOO_SOCKET_IFNAME", interface)
+        for local_rank in range(launch.workers):
+            rank = place.first_rank + local_rank
+            job = Job(
+                rank=rank,
+                world=place.world,
+                local_rank=local_rank,
+                local_world=launch.workers,
+                coordinator=address,
+                secret=secret,
+                strategy=launch.strategy.to_line() or None,
+                run_folder=self._folder,
+            )
+            worker = Worker(rank, RankLog(self._screen, self._folder, rank), self._heard, self._exited)
+            await worker.start(launch.script, launch.arguments, {**environment, **job.environment()})
+            self._workers.append(worker)
+
+    async def _all_done(self) -> None:
+        """Return when every worker, here and on the other nodes, has ended well."""
+        for worker in self._workers:
+            await worker.ended()
+            if worker.status != 0:
+                await asyncio.Event().wait()  # what it told, or its exit, stops the run
+            await worker.drained()
+            worker.log.close()
+        if self._nodes is not None:
+            self._screen.say("all workers here are done; waiting for the other nodes")
+            await self._nodes.finish()
+
+    # What may stop a run: a worker's exit, its account of a failure, another node, a signal.
+
+    def _exited(self, worker: Worker) -> None:
+        if worker.status and worker.failure is None:
+            self._blame(worker, worker.status, ended(worker.status))
+
+    def _heard(self, worker: Worker, event: Event) -> None:
+        if event["event"] == "failure":
+            delay = _ECHO_SECONDS if event["secondary"] else 0.0
+            asyncio.get_running_loop().call_later(delay, self._blame, worker, event["status"], event["message"])
+        elif worker.rank == 0:
+            self._screen.event(event)
+
+    def _blame(self, worker: Worker, status: int, detail: str) -> None:
+        traceback = worker.failure["traceback"] if worker.failure else ""
+        failure = Failure(f"rank {worker.rank} failed", detail, shell_status(status), traceback)
+        self._stop(Stopped(failure, culprit=worker))
+
+    async def _watch(self, nodes: Nodes) -> None:
+        self._stop(Stopped(await nodes.failure()))
+
+    def _listen_to_signals(self) -> None:
+        def received(number: signal.Signals) -> None:
+            # Workers get the signal that a terminal would have sent them; asked twice, they end at once.
+            self._signal_all(signal.SIGKILL if self._stopped.done() else number)
+            self._stop(Stopped(Failure(f"{number.name} was received", "", 128 + number), signalled=True))
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, received, number)
+
+    def _stop(self, stopped: Stopped) -> None:
+        if not self._stopped.done():
+            self._stopped.set_result(stopped)
+            for worker in self._workers:
+                worker.log.shown = worker is stopped.culprit
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of some work, unless the run is stopped first."""
+        task = asyncio.create_task(work)
+        either: list[asyncio.Future[Any]] = [task, self._stopped]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if self._stopped.done():
+            task.cancel()
+            raise self._stopped.result()
+        return task.result()
+
+    async def _end(self, stopped: Stopped) -> int:
+        """End the workers, tell why, and say what status the run has."""
+        failure, culprit = stopped.failure, stopped.culprit
+        others = [worker for worker in self._workers if worker is not culprit and worker.status != 0]
+        if not stopped.signalled:
+            for worker in others:
+                worker.signal(signal.SIGTERM)
+        ending = asyncio.create_task(self._ended_within(others, _GRACE_SECONDS))
+        if self._nodes is not None:
+            await self._nodes.tell(failure)
+        if culprit is not None:
+            await self._ended_within([culprit], _GRACE_SECONDS)
+            await culprit.drained()
+        self._screen.close()
+        self._tell(failure, culprit)
+        await ending
+        for worker in others:
+            if worker.failure is not None:
+                worker.log.record(worker.failure["traceback"])
+            self._screen.say(f"rank {worker.rank} stopped because {failure.what}")
+        if self._nodes is not None:
+            await self._nodes.part()
+        return failure.status
+
+    def _tell(self, failure: Failure, culprit: Worker | None) -> None:
+        """The failure's own account, whole, then one line that sums it up."""
+        if culprit is not None and failure.traceback:
+            culprit.log.text(failure.traceback)
+        elif failure.traceback:
+            for line in failure.traceback.rstrip("\n").split("\n"):
+                self._screen.say(line)
+        log = f"; its log is {log_file(self._folder, culprit.rank)}" if culprit is not None else ""
+        self._screen.say(failure.what + (f": {failure.detail}" if failure.detail else "") + log)
+
+    async def _ended_within(self, workers: list[Worker], seconds: float) -> None:
+        """Wait for workers to end by themselves; then end them."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await asyncio.gather(*(worker.ended() for worker in workers))
+        for worker in workers:
+            worker.signal(signal.SIGKILL)
+        await asyncio.gather(*(worker.ended() for worker in workers))
+
+    async def _kill_all(self) -> None:
+        self._signal_all(signal.SIGKILL)
+        await asyncio.gather(*(worker.ended() for worker in self._workers))
+        for worker in self._workers:
+            await worker.drained()
+            worker.log.close()
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    def _signal_all(self, number: int) -> None:
+        for worker in self._workers:
+            worker.signal(number)

@@ -1,0 +1,110 @@
+"""The launchers of a job, one on each node: they find each other, agree, and share the fate of their workers.
+
+All of it goes through the coordinator, which the launcher of node 0 runs. A launcher that disappears leaves a will
+there, so the others learn of a lost node as they learn of a failed rank.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from argosy.control.client import Client, CoordinatorError, CoordinatorLost, DeadlineExceeded, Will
+from argosy.launch.failure import Failure
+
+_GRACE_SECONDS = 2.0
+
+
+class NodesDisagree(RuntimeError):
+    """Launchers that were started with settings that do not make one job."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node's place in the job: the rank of its first worker, and the number of workers on all nodes."""
+
+    first_rank: int
+    world: int
+    run_folder: str
+
+
+class Nodes:
+    """This launcher's view of the others."""
+
+    def __init__(self, client: Client, nodes: int, node_rank: int, timeout_seconds: float) -> None:
+        self._client, self._nodes, self._node_rank = client, nodes, node_rank
+        self._timeout_seconds = timeout_seconds
+        self._will: Will | None = None
+        self._lost = False
+
+    async def join(self, workers: int, strategy: str, run_folder: Path) -> Place:
+        """Wait for all launchers, check that they agree, and learn this one's place."""
+        return await asyncio.to_thread(self._join, workers, strategy, run_folder)
+
+    async def failure(self) -> Failure:
+        """Wait until a rank or a node has failed anywhere, or the coordinator is lost."""
+        while True:
+            try:
+                return Failure.from_json(await asyncio.to_thread(self._client.get, "job/failure", 3600.0))
+            except DeadlineExceeded:
+                continue
+            except CoordinatorLost as error:
+                self._lost = True
+                return Failure("node 0 was lost", str(error), 1)
+
+    async def tell(self, failure: Failure) -> None:
+        """Tell the others, unless another failure was told first."""
+        await self._within_grace(self._client.compare_set, "job/failure", b"", failure.to_json())
+
+    async def part(self) -> None:
+        """After a failure, wait a moment for the others, so that the coordinator outlives what they have to read."""
+        await self._within_grace(self._client.barrier, "nodes/parted", self._nodes, _GRACE_SECONDS)
+        await self._withdraw()
+
+    async def finish(self) -> None:
+        """Wait until all nodes have finished, so that the coordinator outlives its users."""
+        await asyncio.to_thread(self._client.barrier, "nodes/finished", self._nodes, 7 * 24 * 3600.0)
+        await self._withdraw()
+
+    async def _withdraw(self) -> None:
+        if self._will is not None:
+            await self._within_grace(self._will.withdraw)
+
+    async def _within_grace(self, call: Callable[..., object], *arguments: object) -> None:
+        """Make a last call to the coordinator; whoever cannot reach it any more has been noticed."""
+        if not self._lost:
+            with suppress(ConnectionError, TimeoutError, CoordinatorError):
+                async with asyncio.timeout(_GRACE_SECONDS + 1):
+                    await asyncio.to_thread(call, *arguments)
+
+    def _join(self, workers: int, strategy: str, run_folder: Path) -> Place:
+        mine = {
+            "workers": workers,
+            "nodes": self._nodes,
+            "strategy": strategy,
+            "host": socket.gethostname(),
+            "run_folder": run_folder.name,
+        }
+        key, value = f"nodes/{self._node_rank}", json.dumps(mine).encode()
+        lost = Failure(f"node {self._node_rank} was lost", f"its launcher on {mine['host']} has disappeared", 1)
+        taken = self._client.compare_set(key, b"", value)
+        if taken != value:
+            host = json.loads(taken)["host"]
+            raise NodesDisagree(f"--node-rank {self._node_rank} is already taken by {host}; give each node its own")
+        self._will = self._client.will("job/failure", lost.to_json())
+        self._client.barrier("nodes/joined", self._nodes, self._timeout_seconds)
+        all_nodes = [json.loads(self._client.get(f"nodes/{number}")) for number in range(self._nodes)]
+        for number, theirs in enumerate(all_nodes):
+            for field in ("nodes", "strategy"):
+                if theirs[field] != mine[field]:
+                    raise NodesDisagree(
+                        f"node {number} ({theirs['host']}) was started with {field} {theirs[field]!r} and this one "
+                        f"with {mine[field]!r}; start all with the same"
+                    )
+        counts = [node["workers"] for node in all_nodes]
+        return Place(sum(counts[: self._node_rank]), sum(counts), all_nodes[0]["run_folder"])

@@ -1,0 +1,32 @@
+"""Train some epochs from a checkpoint to another: `resume.py OUT EPOCHS [FROM] [TO]` (`-` for none)."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import argosy
+
+out, epochs, source, target = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+torch.manual_seed(0)
+x = torch.randn(53, 8)
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+fleet = argosy.init()
+model, optimizer, loader = fleet.distribute(
+    model, optimizer, DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=12, shuffle=True)
+)
+if source != "-":
+    fleet.load(source, model, optimizer, scheduler, loader)
+losses = []
+for _ in range(epochs):
+    losses += [float(fleet.step(x, y, nn.functional.mse_loss)) for x, y in loader]
+    scheduler.step()
+if target != "-":
+    fleet.save(target, model, optimizer, scheduler, loader)
+if fleet.is_first:
+    out.write_text(json.dumps(losses))

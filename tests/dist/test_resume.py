@@ -1,0 +1,33 @@
+"""A checkpoint continues the run that made it, on any number of workers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from launching import ARGOSY, run, succeed
+from safetensors.torch import load_file
+
+SCRIPT = Path(__file__).parent / "scripts" / "resume.py"
+
+
+def train(workers: int, out: str, *arguments: str) -> list[float]:
+    succeed([*ARGOSY, "run", "--workers", str(workers), "--strategy", "batch=global", SCRIPT, out, *arguments])
+    return json.loads(Path(out).read_text())
+
+
+def test_a_run_saved_on_two_workers_goes_on_with_three() -> None:
+    whole = train(1, "whole.json", "4", "-", "-")
+    first = train(2, "first.json", "2", "-", "net")
+    second = train(3, "second.json", "2", "net", "-")
+    assert len(whole) == 20
+    assert max(abs(a - b) for a, b in zip(whole, first + second, strict=True)) < 1e-5
+    (model,) = Path("net").glob("model-*.safetensors")
+    assert set(load_file(model)) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_what_cannot_be_loaded_is_said_on_every_worker() -> None:
+    finished = run([*ARGOSY, "run", "--workers", "2", SCRIPT, "out.json", "1", "nowhere", "-"])
+    assert finished.status == 1
+    assert "CheckpointError" in finished.err
+    assert "no checkpoint at nowhere" in finished.err

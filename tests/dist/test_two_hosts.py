@@ -1,0 +1,139 @@
+"""Two hosts: two network namespaces joined by a veth pair, a launcher in each."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from launching import ARGOSY, alive, finish, pids, running, succeed, wait_for
+
+SCRIPTS = Path(__file__).parent / "scripts"
+FAULTY = Path(__file__).parents[1] / "fault" / "scripts" / "faulty.py"
+COORDINATOR = "10.213.7.1:29571"
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[str, str]]:
+    """Two namespaces whose only link is each other."""
+    names = tuple(f"argosy-{uuid.uuid4().hex[:6]}-{number}" for number in range(2))
+    made = []
+    try:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+                made.append(name)
+            ip("link", "add", "wire0", "netns", names[0], "type", "veth", "peer", "name", "wire1", "netns", names[1])
+        except (FileNotFoundError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"network namespaces cannot be made here: {error}")
+        for number, name in enumerate(names):
+            ip("-n", name, "address", "add", f"10.213.7.{number + 1}/24", "dev", f"wire{number}")
+            ip("-n", name, "link", "set", f"wire{number}", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield names
+    finally:
+        for name in made:
+            ip("netns", "del", name)
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    file = tmp_path / "job.secret"
+    succeed([*ARGOSY, "secret", file])
+    assert file.stat().st_mode & 0o777 == 0o600
+    return file
+
+
+def launcher(host: str, number: int, secret: Path, *words: str | Path, workers: int = 2) -> list[str | Path]:
+    options = ["--workers", str(workers), "--nodes", "2", "--node-rank", str(number), "--coordinator", COORDINATOR]
+    return ["ip", "netns", "exec", host, *ARGOSY, "run", *options, "--secret-file", secret, *words]
+
+
+def test_training_on_two_hosts_is_training_on_one(hosts: tuple[str, str], secret: Path, tmp_path: Path) -> None:
+    script = SCRIPTS / "scenarios.py"
+    words = ["--strategy", "batch=global", script]
+    # The second node starts first: it waits for the coordinator.
+    with (
+        running(launcher(hosts[1], 1, secret, *words, tmp_path / "two", "plain_loop", workers=1)) as second,
+        running(launcher(hosts[0], 0, secret, *words, tmp_path / "two", "plain_loop")) as first,
+    ):
+        ends = [finish(process, deadline_seconds=90) for process in (first, second)]
+    assert [end.status for end in ends] == [0, 0], [end.err for end in ends]
+    succeed([*ARGOSY, "run", "--workers", "1", *words, tmp_path / "one", "plain_loop"])
+    one = json.loads((tmp_path / "one" / "rank0.json").read_text())["plain_loop"]
+    two = [json.loads((tmp_path / "two" / f"rank{rank}.json").read_text())["plain_loop"] for rank in range(3)]
+    assert max(abs(a - b) for a, b in zip(one["losses"], two[0]["losses"], strict=True)) < 1e-5
+    assert len({rank["state"] for rank in two}) == 1
+    assert "[2] " not in ends[0].out + ends[0].err  # each launcher shows the ranks of its own host
+
+
+def test_a_failure_on_one_host_ends_both(hosts: tuple[str, str], secret: Path, tmp_path: Path) -> None:
+    first = launcher(hosts[0], 0, secret, FAULTY, tmp_path, "raise", "3")
+    second = launcher(hosts[1], 1, secret, FAULTY, tmp_path, "raise", "3")
+    with running(first) as one, running(second) as two:
+        ends = [finish(process, deadline_seconds=60) for process in (one, two)]
+    assert [end.status for end in ends] == [1, 1]
+    for end in ends:
+        assert "ValueError: the cargo has shifted" in end.err
+        assert "rank 3 failed" in end.err
+    assert "argosy: rank 2 stopped because rank 3 failed" in ends[1].err
+    for rank in (0, 1):
+        assert f"argosy: rank {rank} stopped because rank 3 failed" in ends[0].err
+    assert not any(alive(pid) for pid in pids(tmp_path))
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_launcher_that_is_killed_ends_the_other_host(
+    hosts: tuple[str, str], secret: Path, tmp_path: Path, lost: int
+) -> None:
+    words = (FAULTY, tmp_path, "never")
+    with (
+        running(launcher(hosts[0], 0, secret, *words, workers=1)) as one,
+        running(launcher(hosts[1], 1, secret, *words, workers=1)) as two,
+    ):
+        wait_for(lambda: len(list(tmp_path.glob("*.trains"))) == 2, 60, "both train")
+        victim, survivor = ((one, two), (two, one))[lost]
+        os.killpg(victim.pid, signal.SIGKILL)
+        end = finish(survivor, deadline_seconds=10)
+    assert end.status == 1
+    assert f"node {lost} was lost" in end.err
+    assert not any(alive(pid) for pid in pids(tmp_path))
+
+
+def test_launchers_that_disagree_are_told(hosts: tuple[str, str], secret: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("open('started', 'w')")
+    with (
+        running(launcher(hosts[0], 0, secret, "--strategy", "seed=1", script)) as one,
+        running(launcher(hosts[1], 1, secret, "--strategy", "seed=2", script)) as two,
+    ):
+        ends = [finish(process, deadline_seconds=30) for process in (one, two)]
+    assert all(end.status != 0 for end in ends)
+    for end in ends:
+        assert "seed=1" in end.err
+        assert "seed=2" in end.err
+    assert not Path("started").exists()
+
+
+def test_a_node_with_another_secret_is_refused(hosts: tuple[str, str], secret: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.secret"
+    succeed([*ARGOSY, "secret", other])
+    script = tmp_path / "script.py"
+    script.write_text("pass")
+    with (
+        running(launcher(hosts[0], 0, secret, script)),
+        running(launcher(hosts[1], 1, other, script)) as stranger,
+    ):
+        end = finish(stranger, deadline_seconds=30)
+    assert end.status == 2
+    assert "secret" in end.err
+    assert "Traceback" not in end.err

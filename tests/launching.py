@@ -1,0 +1,93 @@
+"""Starting real jobs in tests: always with a deadline, and never leaving a process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ARGOSY = [sys.executable, "-m", "argosy"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+
+
+@dataclass
+class Finished:
+    status: int
+    out: str
+    err: str
+    seconds: float
+
+
+def finish(process: subprocess.Popen[str], deadline_seconds: float) -> Finished:
+    """Wait for a started command; kill its whole group when the deadline passes."""
+    began = time.monotonic()
+    try:
+        out, err = process.communicate(timeout=deadline_seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        raise AssertionError(f"no end after {deadline_seconds} s\n--- stdout\n{out}\n--- stderr\n{err}") from None
+    return Finished(process.returncode, out, err, time.monotonic() - began)
+
+
+def start(command: Sequence[str | Path], **environment: str) -> subprocess.Popen[str]:
+    """Start a command in a process group of its own."""
+    return subprocess.Popen(
+        [str(word) for word in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, **environment},
+        start_new_session=True,
+    )
+
+
+def run(command: Sequence[str | Path], deadline_seconds: float = 90, **environment: str) -> Finished:
+    return finish(start(command, **environment), deadline_seconds)
+
+
+def succeed(command: Sequence[str | Path], deadline_seconds: float = 90, **environment: str) -> Finished:
+    """Run a command that must end well."""
+    finished = run(command, deadline_seconds, **environment)
+    assert finished.status == 0, f"status {finished.status}\n--- stdout\n{finished.out}\n--- stderr\n{finished.err}"
+    return finished
+
+
+@contextmanager
+def running(command: Sequence[str | Path], **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """A started command that is killed, if need be, at the end of the block."""
+    process = start(command, **environment)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def wait_for(condition, deadline_seconds: float, what: str) -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + deadline_seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what}: not within {deadline_seconds} s"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs: a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def pids(folder: Path) -> list[int]:
+    """The processes that wrote their number into a folder, as `N.pid` files."""
+    return [int(file.stem) for file in folder.glob("*.pid")]
