@@ -153,6 +153,13 @@ class Fleet:
         """Tell the loss of this worker's batch, so that progress and events show its mean over the whole job.
 
         It travels with the gradients, so it is said before `loss.backward()`. `fleet.step` does it by itself.
+
+        >>> import tempfile, torch, argosy
+        >>> fleet = argosy.init(run_folder=tempfile.mkdtemp())
+        >>> model = fleet.distribute(torch.nn.Linear(4, 1))
+        >>> loss = model(torch.ones(2, 4)).mean()
+        >>> fleet.report(loss)
+        >>> loss.backward()
         """
         self._cursor.loss = float(loss.detach() if isinstance(loss, Tensor) else loss)
 
@@ -175,7 +182,12 @@ class Fleet:
         return float(mean)
 
     def print(self, *values: Any, **options: Any) -> None:
-        """`print`, on the first worker only."""
+        """`print`, on the first worker only.
+
+        >>> import tempfile, argosy
+        >>> argosy.init(run_folder=tempfile.mkdtemp()).print("once")
+        once
+        """
         if self.is_first:
             print(*values, **options)
 
@@ -197,7 +209,14 @@ class Fleet:
         self._log.emit("save", path=str(path), parts=list(states))
 
     def load(self, path: str | Path, *parts: Any) -> None:
-        """Read a checkpoint into models, optimizers, schedulers and loaders. The first worker reads the files."""
+        """Read a checkpoint into models, optimizers, schedulers and loaders. The first worker reads the files.
+
+        >>> import tempfile, torch, argosy
+        >>> fleet = argosy.init(run_folder=tempfile.mkdtemp())
+        >>> net = torch.nn.Linear(4, 1)
+        >>> fleet.save(f"{fleet.run_folder}/net", net, torch.optim.Adam(net.parameters()))
+        >>> fleet.load(f"{fleet.run_folder}/net", net)
+        """
         wanted = roles(parts, Loader)
         states = whole.load(Path(path), self._group)
         for role in wanted:

@@ -34,6 +34,7 @@ class GlooGroup(Group):
         """Join the job. Without a store, the variables that torchrun sets say where the others are."""
         self.rank, self.size = rank, size
         self._config = config
+        self._store = store  # torch keeps only the C++ half of a store: the Python half must live as long as the group
         self._host = socket.gethostname()
         self._sequence = 0
         self._owns = not dist.is_initialized()

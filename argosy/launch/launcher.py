@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -71,10 +72,18 @@ class Launch:
             )
         if self.coordinator is not None:
             try:
-                parse_address(self.coordinator)
+                host, _ = parse_address(self.coordinator)
             except ValueError:
-                fix = "expected HOST:PORT, an address of node 0, such as 10.0.0.1:29500"
-                raise ValueError(f"--coordinator {self.coordinator}: {fix}") from None
+                host = ""
+            if host in ("", "0.0.0.0", "::"):  # noqa: S104 - it is refused
+                fix = "expected HOST:PORT, the address by which all nodes reach node 0, such as 10.0.0.1:29500"
+                raise ValueError(f"--coordinator {self.coordinator}: {fix}")
+
+
+def _allow_many_connections() -> None:
+    """Every worker connects to the coordinator: use all the descriptors that the system grants."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _count(number: int | str, thing: str) -> str:
@@ -101,11 +110,11 @@ class Launcher:
 
     async def run(self) -> int:
         """Run to the end; the exit status of the first rank that failed, or 0."""
+        _allow_many_connections()
         self._stopped: asyncio.Future[Stopped] = asyncio.get_running_loop().create_future()
         self._listen_to_signals()
         async with AsyncExitStack() as stack:
-            secret = self._launch.secret or Secret.new()
-            address = await stack.enter_async_context(self._coordinator(secret))
+            address, secret = await stack.enter_async_context(self._coordinator())
             try:
                 place = await self._unless_stopped(self._find_place(stack, address, secret))
                 await self._start_workers(place, address, secret)
@@ -122,16 +131,18 @@ class Launcher:
                 await self._kill_all()
 
     @asynccontextmanager
-    async def _coordinator(self, secret: Secret) -> AsyncIterator[str]:
-        """The coordinator's address; node 0 runs it."""
-        if self._launch.node_rank != 0:
-            assert self._launch.coordinator is not None
-            yield self._launch.coordinator
+    async def _coordinator(self) -> AsyncIterator[tuple[str, Secret]]:
+        """The coordinator's address and secret; node 0 runs it."""
+        launch = self._launch
+        if launch.node_rank != 0:
+            assert launch.coordinator is not None
+            assert launch.secret is not None
+            yield launch.coordinator, launch.secret
             return
-        host, port = parse_address(self._launch.coordinator) if self._launch.coordinator else ("127.0.0.1", 0)
-        coordinator = await Coordinator.start(secret, host=host, port=port)
+        host, port = parse_address(launch.coordinator) if launch.coordinator else ("127.0.0.1", 0)
+        coordinator = await Coordinator.start(launch.secret, host=host, port=port)
         try:
-            yield coordinator.address
+            yield coordinator.address, coordinator.secret
         finally:
             await coordinator.stop()
 

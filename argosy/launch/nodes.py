@@ -40,7 +40,7 @@ class Nodes:
         self._client, self._nodes, self._node_rank = client, nodes, node_rank
         self._timeout_seconds = timeout_seconds
         self._will: Will | None = None
-        self._lost = False
+        self._lost = self._leaving = False
 
     async def join(self, workers: int, strategy: str, run_folder: Path) -> Place:
         """Wait for all launchers, check that they agree, and learn this one's place."""
@@ -54,6 +54,8 @@ class Nodes:
             except DeadlineExceeded:
                 continue
             except CoordinatorLost as error:
+                if self._leaving:
+                    await asyncio.Event().wait()  # this is how it ends: nothing was lost
                 self._lost = True
                 return Failure("node 0 was lost", str(error), 1)
 
@@ -62,18 +64,25 @@ class Nodes:
         await self._within_grace(self._client.compare_set, "job/failure", b"", failure.to_json())
 
     async def part(self) -> None:
-        """After a failure, wait a moment for the others, so that the coordinator outlives what they have to read."""
+        """After a failure, leave together, so that the coordinator outlives what the others have to read."""
         await self._within_grace(self._client.barrier, "nodes/parted", self._nodes, _GRACE_SECONDS)
-        await self._withdraw()
+        await self._leave()
 
     async def finish(self) -> None:
         """Wait until all nodes have finished, so that the coordinator outlives its users."""
         await asyncio.to_thread(self._client.barrier, "nodes/finished", self._nodes, 7 * 24 * 3600.0)
-        await self._withdraw()
+        await self._leave()
 
-    async def _withdraw(self) -> None:
+    async def _leave(self) -> None:
+        """Say goodbye; node 0, whose coordinator the others still hold on to, goes last."""
+        self._leaving = True
         if self._will is not None:
             await self._within_grace(self._will.withdraw)
+        if self._node_rank == 0:
+            others = [f"nodes/left/{number}" for number in range(1, self._nodes)]
+            await self._within_grace(self._client.wait, others, _GRACE_SECONDS)
+        else:
+            await self._within_grace(self._client.set, f"nodes/left/{self._node_rank}", b"")
 
     async def _within_grace(self, call: Callable[..., object], *arguments: object) -> None:
         """Make a last call to the coordinator; whoever cannot reach it any more has been noticed."""
