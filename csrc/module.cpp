@@ -1,3 +1,72 @@
+// The Python face of the native core. Buffers arrive as addresses (`tensor.data_ptr()`) and element counts: making
+// an ndarray of each tensor would cost more than a small reduction does.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
 
-NB_MODULE(_native, m) { m.doc() = "Argosy's native core."; }
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include "guard.h"
+#include "reduce.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+void reduce(std::string_view op, std::string_view dtype, std::uintptr_t out, const std::vector<std::uintptr_t>& sources,
+            std::int64_t count, std::optional<std::string_view> isa) {
+  if (count < 0) throw std::invalid_argument("count is " + std::to_string(count) + ": it must be 0 or more");
+  const argosy::DType element = argosy::parse_dtype(dtype);
+  const argosy::ReduceKernel kernel = argosy::find_reduce_kernel(argosy::parse_op(op), element, isa);
+  auto* const out_address = reinterpret_cast<std::byte*>(out);
+  std::vector<const std::byte*> addresses;
+  addresses.reserve(sources.size());
+  for (const std::uintptr_t source : sources) addresses.push_back(reinterpret_cast<const std::byte*>(source));
+  argosy::check_reduce_buffers(element, out_address, addresses, static_cast<std::size_t>(count));
+
+  const nb::gil_scoped_release release;
+  kernel(out_address, addresses.data(), addresses.size(), static_cast<std::size_t>(count));
+}
+
+// What the operating system refuses becomes the OSError subclass of its errno, as from Python's own os module.
+void raise_os_error(const std::exception_ptr& pointer, void*) {
+  try {
+    std::rethrow_exception(pointer);
+  } catch (const std::system_error& error) {
+    const nb::object value = nb::make_tuple(error.code().value(), error.what());
+    PyErr_SetObject(PyExc_OSError, value.ptr());
+  }
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "Argosy's native core.";
+  nb::register_exception_translator(raise_os_error);
+
+  m.def("reduce", &reduce, "op"_a, "dtype"_a, "out"_a, "sources"_a, "count"_a, "isa"_a = nb::none(),
+        R"(Reduce the buffers at the addresses `sources`, element by element, into the one at `out`.
+
+`op` is sum, avg, min, max or prod; `dtype` is f32, f64, bf16, f16, i32 or i64; `count` is in elements. Sources are
+combined in their order, 16-bit floats in f32 and rounded once, so the result has the same bits on every CPU. Integers
+wrap, and their average truncates. A NaN in any source makes the result NaN. `out` may be one of the sources.
+
+Runs without the GIL. `isa` names the instruction set to use, for tests; the default is the best of this CPU.)");
+
+  m.def("instruction_sets", &argosy::instruction_sets,
+        "The instruction sets that `reduce` can use on this CPU, best first. All give the same bits.");
+
+  m.def("guard", &argosy::guard, "fd"_a,
+        R"(Kill this process's whole group when the other end of `fd`, a pipe or stream socket, is closed.
+
+The other end belongs to the launcher: however it dies, the kernel closes that end, so no worker outlives it. A native
+thread waits for it, whatever Python is doing. It reads nothing from `fd`, which can still carry messages.)");
+}
