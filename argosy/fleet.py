@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 from argosy.checkpoint import whole
 from argosy.checkpoint.files import CheckpointError
 from argosy.checkpoint.roles import roles
+from argosy.comm.agree import check_agreement
 from argosy.comm.config import CommConfig
 from argosy.comm.gloo import GlooGroup
 from argosy.comm.group import Group, SoloGroup
@@ -250,6 +251,7 @@ class Fleet:
                 part.register_step_post_hook(self._stepped)
         elif isinstance(part, DataLoader):
             loader = Loader(part, self.strategy.part(BatchConfig), self.world, self.rank, self._cursor)
+            check_agreement("the data", loader.outline(), self._group)
             self._log.emit("batches", arithmetic=loader.arithmetic)
             self.print(f"argosy: {loader.arithmetic}")
             return loader

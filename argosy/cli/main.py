@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
+from typing import Annotated
 
 import typer
 
@@ -12,6 +14,7 @@ from argosy.config import ConfigError
 app = typer.Typer(
     help="Distributed PyTorch training of any kind, with a few changed lines.",
     no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -20,8 +23,13 @@ app.command()(secret.secret)
 
 
 @app.callback()
-def commands() -> None:
+def commands(
+    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Show the version and exit.")] = False,
+) -> None:
     """Distributed PyTorch training of any kind, with a few changed lines."""
+    if version:
+        typer.echo(f"argosy {importlib.metadata.version('argosy')}")
+        raise typer.Exit
 
 
 def main() -> None:

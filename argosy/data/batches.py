@@ -89,14 +89,14 @@ class Epoch:
     """The steps of one epoch, as one worker sees them."""
 
     def __init__(self, steps: Sequence[Sequence[Any]], workers: int, rank: int) -> None:
-        self._steps, self._workers, self._rank = steps, workers, rank
+        self.steps, self._workers, self._rank = steps, workers, rank
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return len(self.steps)
 
     def __iter__(self) -> Iterator[Share]:
-        for number in range(len(self._steps)):
-            step = self._steps[number]
+        for number in range(len(self.steps)):
+            step = self.steps[number]
             begin, end = share_bounds(len(step), self._workers, self._rank)
             yield Share(step[begin:end], step)
 

@@ -8,7 +8,9 @@ sampler is drawn with the random state set from (seed, epoch), so that all worke
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -53,6 +55,11 @@ class Loader:
         batch = cast(int, self._script.batch_size)
         return arithmetic(self._config, batch, self._workers, samples, self._script.drop_last)
 
+    def outline(self) -> list[str]:
+        """What must be the same on all workers: the sums, and the first epoch if a sampler of the script's drew it."""
+        keys = [str(step) for step in self._epoch_of(self.epoch).steps] if self._draws else []
+        return [self.arithmetic, *keys]
+
     def state_dict(self) -> dict[str, int]:
         """What a checkpoint keeps: the epochs begun."""
         return {"epoch": self.epoch}
@@ -78,12 +85,19 @@ class Loader:
             self._cursor.leave(outside, seen)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_script"], name)
+        if name.startswith("_"):  # ours, and not there yet: an object that is being copied has nothing to ask
+            raise AttributeError(name)
+        return getattr(self._script, name)
 
     @property
     def _regular(self) -> bool:
         """Whether the script's batches are simply consecutive samples."""
         return type(self._script.batch_sampler) is BatchSampler
+
+    @property
+    def _draws(self) -> bool:
+        """Whether the order comes from a sampler of the script's, and not from a function."""
+        return not self._regular or type(self._script.sampler) not in (SequentialSampler, RandomSampler)
 
     def _epoch_of(self, number: int) -> Epoch:
         if self._made is None or self._made[0] != number:
@@ -118,8 +132,7 @@ class Loader:
     def _drawn(self, sampler: Any, number: int) -> list[Any]:
         """All that a sampler yields, with the random state a function of seed and epoch."""
         seed = epoch_seed(self._config.seed, number) >> 1
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             holders: list[Any] = [sampler, getattr(sampler, "sampler", None)]
             for holder in holders:
                 generator = getattr(holder, "generator", None)
@@ -128,6 +141,21 @@ class Loader:
                 if hasattr(holder, "set_epoch"):
                     holder.set_epoch(number)
             return list(sampler)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Run the block with all random states set from a seed, and set them back."""
+    python, array = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % (1 << 32))
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(array)
 
 
 class _EpochSampler:

@@ -17,7 +17,6 @@ already averaged, and equal on all workers, comes out of the second average as i
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
+from argosy.comm.agree import check_agreement
 from argosy.comm.group import Group
 from argosy.data.cursor import Cursor
 from argosy.parallel.nothing import tolerate_empty_batches
@@ -40,7 +40,7 @@ class DataParallel:
         self._listening: set[nn.Parameter] = set()
         self._queued = False
         _refuse_unready(model)
-        check_same_model(model, group)
+        check_agreement(f"the parameters and buffers of {type(model).__name__}", outline(model), group)
         for tensor in (*model.parameters(), *model.buffers()):
             broadcast_tensor(tensor, group)
         self._listen()
@@ -127,18 +127,10 @@ def broadcast_tensor(tensor: Tensor, group: Group) -> None:
         tensor.copy_(raw.view(tensor.dtype).view(tensor.shape))
 
 
-def check_same_model(model: nn.Module, group: Group) -> None:
-    """Refuse workers whose models differ in names, shapes or types: they would exchange garbage."""
+def outline(model: nn.Module) -> list[str]:
+    """The names, shapes and types of a model's tensors: what replicas must have in common."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    lines = [f"{name} {tuple(value.shape)} {value.dtype}" for name, value in tensors.items()]
-    digest = hashlib.sha256("\n".join(lines).encode()).digest()
-    mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
-    others = [rank for rank, theirs in enumerate(group.all_gather(mine)) if not torch.equal(theirs, mine)]
-    if others:
-        raise ValueError(
-            f"rank {group.rank} built another model than rank {', '.join(map(str, others))}: parameter names, shapes "
-            f"or types differ; build the same {type(model).__name__} on every worker"
-        )
+    return [f"{name} {tuple(value.shape)} {value.dtype}" for name, value in tensors.items()]
 
 
 def _refuse_unready(model: nn.Module) -> None:

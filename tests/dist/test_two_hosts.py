@@ -34,6 +34,8 @@ def hosts() -> Iterator[tuple[str, str]]:
                 made.append(name)
             ip("link", "add", "wire0", "netns", names[0], "type", "veth", "peer", "name", "wire1", "netns", names[1])
         except (FileNotFoundError, subprocess.CalledProcessError) as error:
+            if os.environ.get("CI"):
+                raise
             pytest.skip(f"network namespaces cannot be made here: {error}")
         for number, name in enumerate(names):
             ip("-n", name, "address", "add", f"10.213.7.{number + 1}/24", "dev", f"wire{number}")
