@@ -117,7 +117,7 @@ def arithmetic(config: BatchConfig, script_batch: int, workers: int, samples: in
         sum_line = " + ".join(str(end - begin) for begin, end in bounds) + " per worker"
     chosen = " (batch=global)" if config.batch == "global" else ""
     whole, rest = divmod(samples, total)
-    parts = [f"{whole} steps of {total}"] if whole else []
+    parts = [f"{whole} step{'s' if whole > 1 else ''} of {total}"] if whole else []
     if rest:
         parts.append(f"{rest} dropped (drop_last)" if drop_last else f"1 of {rest}")
     return f"global batch {total} = {sum_line}{chosen}; an epoch of {samples} samples = {' + '.join(parts)}"
