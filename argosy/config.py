@@ -46,7 +46,10 @@ class Config:
         for name, hint in hints(type(self)).items():
             value = getattr(self, name)
             if not fits(value, hint):
-                raise ConfigError(name, value, f"expected {describe(hint)}")
+                quoted = isinstance(value, str) and not takes_text(hint)
+                raise ConfigError(
+                    name, value, f"expected {describe(hint)}" + (f", not the text {value!r}" if quoted else "")
+                )
             if isinstance(value, int) and not isinstance(value, bool) and float in options(hint):
                 object.__setattr__(self, name, float(value))
         # Every part's own check runs, whichever parts a class joins: parts need not know of each other.
@@ -67,7 +70,13 @@ def hints(kind: type[Config]) -> dict[str, Any]:
 
 def options(hint: Any) -> tuple[Any, ...]:
     """The alternatives of a union type; a plain type is its only alternative."""
-    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    # `int | None` is a types.UnionType, but `Literal[...] | None` a typing.Union.
+    return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+
+
+def takes_text(hint: Any) -> bool:
+    """Whether a field's value may be text."""
+    return any(option is str or typing.get_origin(option) is Literal for option in options(hint))
 
 
 def fits(value: object, hint: Any) -> bool:
@@ -129,5 +138,5 @@ def unknown(name: str, value: object, known: typing.Iterable[str]) -> ConfigErro
     """The error for a field that does not exist, with the nearest one that does."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
-    guess = f"did you mean {near[0]!r}? " if near else ""
-    return ConfigError(name, value, f"there is no such field; {guess}The fields are {', '.join(names)}")
+    guess = f"; did you mean {near[0]!r}?" if near else "."
+    return ConfigError(name, value, f"there is no such field{guess} The fields are {', '.join(names)}")

@@ -45,6 +45,9 @@ class Strategy(CommConfig, BatchConfig, MeshConfig):
             return cls()
         if isinstance(given, Strategy):
             return given
+        if not isinstance(given, (str, Path)):
+            fix = "expected a Strategy, a line such as 'data=4 batch=global', or the path of a .toml file"
+            raise ConfigError("strategy", given, fix)
         if isinstance(given, Path) or given.endswith(".toml"):
             return cls.read(Path(given))
         return cls.parse(given)

@@ -15,6 +15,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from argosy.checkpoint import tree
 
 FORMAT = "argosy-checkpoint-1"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_]+-[0-9a-f]{16}\.safetensors")
+_LEFT_OVER = re.compile(r"\.([A-Za-z0-9_]+\.safetensors|manifest\.json)\.tmp")
 
 
 class CheckpointError(RuntimeError):
@@ -33,26 +35,32 @@ def write(folder: Path, states: dict[str, Any]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         parts = {name: _write_part(folder, name, state) for name, state in states.items()}
-        manifest = json.dumps({"format": FORMAT, "parts": parts}, indent=1)
+        manifest = json.dumps({"format": FORMAT, "sha256": _digest(parts), "parts": parts}, indent=1)
         aside = folder / ".manifest.json.tmp"
         aside.write_text(manifest, encoding="utf-8")
         _sync(aside)
+        _sync(folder)  # the names in the manifest, before it counts
         aside.replace(folder / "manifest.json")
-        _sync(folder)
     except OSError as error:
         raise CheckpointError(
             f"{folder} could not be written: {error}; what was there before is still whole"
         ) from error
+    try:
+        _sync(folder)
+    except OSError as error:
+        raise CheckpointError(f"{folder} was written, but may not survive a crash of this machine: {error}") from error
     kept = {part["file"] for part in parts.values()}
     for file in folder.iterdir():
-        stale = _FILE_NAME.fullmatch(file.name) and file.name not in kept
-        if stale or (file.name.startswith(".") and file.name.endswith(".tmp")):
+        if _LEFT_OVER.fullmatch(file.name) or (_FILE_NAME.fullmatch(file.name) and file.name not in kept):
             file.unlink(missing_ok=True)
 
 
 def _write_part(folder: Path, name: str, state: Any) -> dict[str, Any]:
     tensors: dict[str, Tensor] = {}
-    form = tree.split(state, tensors, "")
+    try:
+        form = tree.split(state, tensors, "")
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
     aside = folder / f".{name}.safetensors.tmp"
     try:
         save_file(tree.storable(tensors), aside)
@@ -73,11 +81,13 @@ def read(folder: Path) -> dict[str, Any]:
         content = json.loads(manifest.read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise CheckpointError(f"{manifest} has the format {content['format']!r}; this version reads {FORMAT!r}")
+        if content["sha256"] != _digest(content["parts"]):
+            raise CheckpointError(f"{manifest} is damaged: it is not what was saved; use an earlier checkpoint")
         return {name: _read_part(folder, part) for name, part in content["parts"].items()}
     except FileNotFoundError as error:
         raise CheckpointError(f"no checkpoint at {folder}: {error.filename} is missing") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder} is not a readable checkpoint: {error!r}") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{manifest} is not the manifest of a checkpoint: {error!r}") from error
 
 
 def _read_part(folder: Path, part: dict[str, Any]) -> Any:
@@ -86,7 +96,15 @@ def _read_part(folder: Path, part: dict[str, Any]) -> Any:
     file = folder / part["file"]
     if file.stat().st_size != part["bytes"] or _sha256(file) != part["sha256"]:
         raise CheckpointError(f"{file} is damaged: it is not what was saved; use an earlier checkpoint")
-    return tree.join(part["form"], load_file(file))
+    try:
+        tensors = load_file(file)
+    except SafetensorError as error:
+        raise CheckpointError(f"{file} is not a safetensors file: {error}") from error
+    return tree.join(part["form"], tensors)
+
+
+def _digest(parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(file: Path) -> str:

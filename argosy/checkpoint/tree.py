@@ -24,7 +24,8 @@ def split(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Tensor):
-        while where in tensors:  # keys "a.b" and "a" -> "b" would otherwise have the same name
+        # Keys "a.b" and "a" -> "b" would have the same name, and safetensors keeps __metadata__ to itself.
+        while where in tensors or where == "__metadata__":
             where += "'"
         tensors[where] = value
         return {"tensor": where}
@@ -45,6 +46,8 @@ def join(form: Any, tensors: dict[str, Tensor]) -> Any:
         return tensors[content]
     if kind == "dict":
         return {key: join(item, tensors) for key, item in content}
+    if kind not in ("list", "tuple"):
+        raise ValueError(f"{kind!r} is not a kind of value")
     items = [join(item, tensors) for item in content]
     return tuple(items) if kind == "tuple" else items
 
@@ -54,7 +57,7 @@ def storable(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     seen: set[int] = set()
     stored = {}
     for name, tensor in tensors.items():
-        plain = tensor.detach().cpu().contiguous()
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         if (
             plain.untyped_storage().data_ptr() in seen
             or plain.numel() * plain.element_size() != plain.untyped_storage().nbytes()

@@ -44,11 +44,11 @@ def load(folder: Path, group: Group) -> dict[str, Any]:
 def _on_first(group: Group, work: Callable[[], Any]) -> Any:
     """Do something on rank 0 and tell every worker its result, or raise its error on every worker."""
     answer: bytes | None = None
-    failure: CheckpointError | TypeError | None = None
+    failure: Exception | None = None
     if group.rank == 0:
         try:
             answer = json.dumps({"result": work()}).encode()
-        except (CheckpointError, TypeError) as error:
+        except Exception as error:  # whatever it is, the others must not wait for it
             failure = error
             answer = json.dumps({"error": str(error)}).encode()
     told = json.loads(group.broadcast_bytes(answer))

@@ -15,5 +15,7 @@ class CommConfig(Config):
 
     def check(self) -> None:
         """Refuse a deadline that has passed before it starts."""
+        if self.timeout_seconds > 1e9:
+            raise ConfigError("timeout_seconds", self.timeout_seconds, "nobody waits for decades: say 86400 for a day")
         if self.timeout_seconds <= 0:
             raise ConfigError("timeout_seconds", self.timeout_seconds, "a wait needs some time: say 300 for 5 minutes")

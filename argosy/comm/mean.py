@@ -14,7 +14,7 @@ def weighted_mean(value: Tensor | float, weight: float, group: Group) -> Tensor:
     """The mean in double precision, on the CPU. A worker of weight zero is left out, whatever its value (NaN too)."""
     if not math.isfinite(weight) or weight < 0:
         raise ValueError(f"weight={weight}: a weight is zero or more")
-    mine = torch.as_tensor(value).detach().to("cpu", torch.float64)
+    mine = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
     sums = torch.zeros(mine.numel() + 1, dtype=torch.float64)
     if weight:
         sums[:-1] = mine.reshape(-1) * weight

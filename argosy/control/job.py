@@ -1,7 +1,7 @@
 """The job as one process sees it: which rank it is, of how many, and where the others are found.
 
-The launcher writes it into a worker's environment and `argosy.init` reads it there. A process that torchrun started
-is recognised by torchrun's own variables; one that nobody started as a worker is a job of one.
+The launcher writes it into a worker's environment and `argosy.init` reads it there. A process of torchrun or of
+another launcher that sets torch's variables, is known by these. One that nobody started as a worker is a job of one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ class Job:
 
     rank: int = 0
     world: int = 1
-    local_rank: int = 0
-    local_world: int = 1
     torchrun: bool = False
     coordinator: str | None = None
     secret: Secret | None = None
@@ -37,8 +35,6 @@ class Job:
         values = {
             "ARGOSY_RANK": self.rank,
             "ARGOSY_WORLD": self.world,
-            "ARGOSY_LOCAL_RANK": self.local_rank,
-            "ARGOSY_LOCAL_WORLD": self.local_world,
             "ARGOSY_COORDINATOR": self.coordinator,
             "ARGOSY_SECRET": self.secret.hex() if self.secret else None,
             "ARGOSY_STRATEGY": self.strategy,
@@ -54,16 +50,11 @@ class Job:
         >>> Job.from_environment({}).world
         1
         """
-        if "ARGOSY_RANK" in environment:
+        if "ARGOSY_RANK" in environment or "ARGOSY_WORLD" in environment:
             return cls._from_launcher(environment)
-        if "TORCHELASTIC_RUN_ID" in environment:
-            return cls(
-                rank=_number(environment, "RANK"),
-                world=_number(environment, "WORLD_SIZE"),
-                local_rank=_number(environment, "LOCAL_RANK"),
-                local_world=_number(environment, "LOCAL_WORLD_SIZE"),
-                torchrun=True,
-            )
+        if "TORCHELASTIC_RUN_ID" in environment or "MASTER_ADDR" in environment:
+            rank, world = _place(environment, "RANK", "WORLD_SIZE")
+            return cls(rank, world, torchrun=True)
         return cls()
 
     @classmethod
@@ -71,18 +62,28 @@ class Job:
         folder, channel = environment.get("ARGOSY_RUN_FOLDER"), environment.get("ARGOSY_CHANNEL")
         for name in ("ARGOSY_COORDINATOR", "ARGOSY_SECRET"):
             if name not in environment:
-                raise JobError(f"{name} is not set, though ARGOSY_RANK is; start workers with `argosy run`")
+                raise JobError(f"{name} is not set, though others are; start workers with `argosy run`")
+        try:
+            secret = Secret.from_hex(environment["ARGOSY_SECRET"])
+        except ValueError as error:
+            raise JobError(f"ARGOSY_SECRET is garbled: {error}; start workers with `argosy run`") from None
+        rank, world = _place(environment, "ARGOSY_RANK", "ARGOSY_WORLD")
         return cls(
-            rank=_number(environment, "ARGOSY_RANK"),
-            world=_number(environment, "ARGOSY_WORLD"),
-            local_rank=_number(environment, "ARGOSY_LOCAL_RANK"),
-            local_world=_number(environment, "ARGOSY_LOCAL_WORLD"),
+            rank,
+            world,
             coordinator=environment["ARGOSY_COORDINATOR"],
-            secret=Secret.from_hex(environment["ARGOSY_SECRET"]),
+            secret=secret,
             strategy=environment.get("ARGOSY_STRATEGY"),
             run_folder=Path(folder) if folder else None,
-            channel=int(channel) if channel else None,
+            channel=_number(environment, "ARGOSY_CHANNEL") if channel else None,
         )
+
+
+def _place(environment: Mapping[str, str], rank: str, world: str) -> tuple[int, int]:
+    place, size = _number(environment, rank), _number(environment, world)
+    if not 0 <= place < size:
+        raise JobError(f"{rank}={place} of {world}={size}: expected 0 to {size - 1}; start workers with `argosy run`")
+    return place, size
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

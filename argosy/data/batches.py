@@ -101,6 +101,18 @@ class Epoch:
             yield Share(step[begin:end], step)
 
 
+class WholeBatches(Epoch):
+    """Steps of whole batches, one for each worker while there are any: what belongs together stays together."""
+
+    def __init__(self, batches: Sequence[Sequence[Any]], workers: int, rank: int) -> None:
+        self._groups = [batches[begin : begin + workers] for begin in range(0, len(batches), workers)]
+        super().__init__([[key for batch in group for key in batch] for group in self._groups], workers, rank)
+
+    def __iter__(self) -> Iterator[Share]:
+        for group, step in zip(self._groups, self.steps, strict=True):
+            yield Share(group[self._rank] if self._rank < len(group) else [], step)
+
+
 def arithmetic(config: BatchConfig, script_batch: int, workers: int, samples: int, drop_last: bool) -> str:
     """The sums behind a job's batches, in one line for the user.
 
@@ -120,4 +132,6 @@ def arithmetic(config: BatchConfig, script_batch: int, workers: int, samples: in
     parts = [f"{whole} step{'s' if whole > 1 else ''} of {total}"] if whole else []
     if rest:
         parts.append(f"{rest} dropped (drop_last)" if drop_last else f"1 of {rest}")
-    return f"global batch {total} = {sum_line}{chosen}; an epoch of {samples} samples = {' + '.join(parts)}"
+    return (
+        f"global batch {total} = {sum_line}{chosen}; an epoch of {samples} samples = {' + '.join(parts) or '0 steps'}"
+    )

@@ -7,7 +7,6 @@ sampler is drawn with the random state set from (seed, epoch), so that all worke
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -25,8 +23,9 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from argosy.data.batches import BatchConfig, Consecutive, Epoch, Share, arithmetic
+from argosy.data.batches import BatchConfig, Consecutive, Epoch, Share, WholeBatches, arithmetic
 from argosy.data.cursor import Cursor, Position
+from argosy.data.empty import STAND_INS, emptied
 from argosy.data.order import Indices, Shuffle, epoch_seed
 
 
@@ -52,8 +51,8 @@ class Loader:
         if not self._regular:
             return f"batches come from the script's {type(self._script.batch_sampler).__name__}, {len(self)} steps"
         _, samples = self._order(self.epoch)
-        batch = cast(int, self._script.batch_size)
-        return arithmetic(self._config, batch, self._workers, samples, self._script.drop_last)
+        batches = self._batches
+        return arithmetic(self._config, batches.batch_size, self._workers, samples, batches.drop_last)
 
     def outline(self) -> list[str]:
         """What must be the same on all workers: the sums, and the first epoch if a sampler of the script's drew it."""
@@ -95,24 +94,28 @@ class Loader:
         return type(self._script.batch_sampler) is BatchSampler
 
     @property
+    def _batches(self) -> BatchSampler:
+        """The batch sampler: where the script gave one, the DataLoader's own batch_size and sampler are void."""
+        return cast(BatchSampler, self._script.batch_sampler)
+
+    @property
     def _draws(self) -> bool:
         """Whether the order comes from a sampler of the script's, and not from a function."""
-        return not self._regular or type(self._script.sampler) not in (SequentialSampler, RandomSampler)
+        return not self._regular or type(self._batches.sampler) not in (SequentialSampler, RandomSampler)
 
     def _epoch_of(self, number: int) -> Epoch:
         if self._made is None or self._made[0] != number:
-            steps = self._consecutive_steps(number) if self._regular else self._sampled_steps(number)
-            self._made = number, Epoch(steps, self._workers, self._rank)
+            self._made = number, self._consecutive(number) if self._regular else self._sampled(number)
         return self._made[1]
 
-    def _consecutive_steps(self, number: int) -> Consecutive:
+    def _consecutive(self, number: int) -> Epoch:
         order, samples = self._order(number)
-        batch = self._config.global_batch(cast(int, self._script.batch_size), self._workers)
-        return Consecutive(order, samples, batch, self._script.drop_last)
+        batch = self._config.global_batch(self._batches.batch_size, self._workers)
+        return Epoch(Consecutive(order, samples, batch, self._batches.drop_last), self._workers, self._rank)
 
     def _order(self, number: int) -> tuple[Callable[[Indices], Indices], int]:
         """What stands at each position of an epoch, and how many positions there are."""
-        sampler: Any = self._script.sampler
+        sampler: Any = self._batches.sampler
         if type(sampler) is SequentialSampler:
             return _identity, len(sampler)
         if type(sampler) is RandomSampler and not sampler.replacement and len(sampler) <= len(sampler.data_source):
@@ -122,12 +125,11 @@ class Loader:
         keys[:] = drawn
         return keys.__getitem__, len(drawn)
 
-    def _sampled_steps(self, number: int) -> list[list[Any]]:
-        """Steps from the script's own batch sampler: one of its batches each, or one for every worker."""
+    def _sampled(self, number: int) -> Epoch:
+        """Steps from the script's own batch sampler: one of its batches, divided, or one for every worker."""
         batches = [list(batch) for batch in self._drawn(self._script.batch_sampler, number)]
-        width = self._workers if self._config.batch == "per-worker" else 1
-        groups = [batches[begin : begin + width] for begin in range(0, len(batches), width)]
-        return [list(itertools.chain.from_iterable(group)) for group in groups]
+        kind = WholeBatches if self._config.batch == "per-worker" else Epoch
+        return kind(batches, self._workers, self._rank)
 
     def _drawn(self, sampler: Any, number: int) -> list[Any]:
         """All that a sampler yields, with the random state a function of seed and epoch."""
@@ -171,8 +173,8 @@ class _EpochSampler:
 
     @staticmethod
     def _loadable(share: Share) -> list[Any]:
-        # A DataLoader cannot load nothing: an empty share loads one sample, and the loader cuts it off again.
-        return list(share.indices) or [share.step[0]]
+        # A DataLoader cannot load nothing: an empty share loads stand-ins, and the loader cuts them off again.
+        return list(share.indices) or [share.step[0]] * STAND_INS
 
 
 def _identity(positions: Indices) -> Indices:
@@ -208,25 +210,3 @@ def _refuse_unusable(loader: DataLoader[Any]) -> None:
     inner = getattr(loader.batch_sampler, "sampler", None)
     if isinstance(loader.sampler, DistributedSampler) or isinstance(inner, DistributedSampler):
         raise TypeError("Argosy divides the data itself: give the DataLoader without its DistributedSampler")
-
-
-def emptied(batch: Any) -> Any:
-    """The batch with no sample left in it: what a worker without a share receives.
-
-    >>> emptied({"x": torch.ones(1, 3), "name": ["a"]})
-    {'x': tensor([], size=(0, 3)), 'name': []}
-    """
-    if isinstance(batch, Tensor):
-        return batch[:0] if batch.dim() else batch
-    if isinstance(batch, dict):
-        return {key: emptied(value) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(emptied(value) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        if any(isinstance(value, (Tensor, dict, list, tuple)) for value in batch):
-            return type(batch)(emptied(value) for value in batch)
-        return type(batch)()
-    raise TypeError(
-        f"this worker has no sample in the last step of the epoch, and a batch of type {type(batch).__name__} cannot "
-        f"be emptied; collate into tensors, dicts, lists or tuples, or set drop_last=True"
-    )

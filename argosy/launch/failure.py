@@ -35,7 +35,8 @@ def ended(status: int) -> str:
     if status >= 0:
         return f"exited with status {status}"
     hint = " (was the machine out of memory? see dmesg)" if status == -signal.SIGKILL else ""
-    return f"was killed by {signal.Signals(-status).name}{hint}"
+    names = {member.value: member.name for member in signal.Signals}  # most real-time signals have none
+    return f"was killed by {names.get(-status, f'signal {-status}')}{hint}"
 
 
 def shell_status(status: int) -> int:

@@ -178,13 +178,10 @@ class Launcher:
         interface = interface_towards(*parse_address(address))
         if interface is not None:
             environment.setdefault("GLOO_SOCKET_IFNAME", interface)
-        for local_rank in range(launch.workers):
-            rank = place.first_rank + local_rank
+        for rank in range(place.first_rank, place.first_rank + launch.workers):
             job = Job(
                 rank=rank,
                 world=place.world,
-                local_rank=local_rank,
-                local_world=launch.workers,
                 coordinator=address,
                 secret=secret,
                 strategy=launch.strategy.to_line() or None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from argosy.observe.folder import log_file
 from argosy.observe.progress import progress_on
 
 _COLOURS = (36, 33, 35, 32, 34, 91, 96, 93, 95, 92, 94)
-_MAX_LINE_BYTES = 64 * 1024
+_MAX_LINE = 64 * 1024
 
 Source = Literal["stdout", "stderr"]
 
@@ -58,38 +59,40 @@ class RankLog:
     def __init__(self, screen: Screen, folder: Path, rank: int) -> None:
         self._screen, self._rank = screen, rank
         self._file: BinaryIO = log_file(folder, rank).open("ab", buffering=0)
-        self._partial: dict[Source, bytes] = {"stdout": b"", "stderr": b""}
+        self._partial: dict[Source, str] = {"stdout": "", "stderr": ""}
+        decoder = codecs.getincrementaldecoder("utf-8")  # bytes may come with half a character at their end
+        self._decoders = {"stdout": decoder("replace"), "stderr": decoder("replace")}
         self.shown = True
 
     def data(self, source: Source, data: bytes) -> None:
         """Bytes as they came; a line is shown when it is complete, or too long to wait for its end."""
         self._file.write(data)
-        *lines, rest = (self._partial[source] + data).split(b"\n")
-        if len(rest) > _MAX_LINE_BYTES:
+        *lines, rest = (self._partial[source] + self._decoders[source].decode(data)).split("\n")
+        if len(rest) > _MAX_LINE:
             lines.append(rest)
-            rest = b""
+            rest = ""
         self._partial[source] = rest
         for line in lines:
             self._show(source, line)
 
     def text(self, text: str) -> None:
         """Lines told through the channel, such as a traceback: shown even if the rank's output no longer is."""
-        self._file.write(text.encode())
+        self._file.write(text.encode(errors="backslashreplace"))
         for line in text.rstrip("\n").split("\n"):
             self._screen.line(self._rank, line, "stderr")
 
     def record(self, text: str) -> None:
         """Lines for the log file only."""
-        self._file.write(text.encode())
+        self._file.write(text.encode(errors="backslashreplace"))
 
     def close(self) -> None:
         """Show what has no end of line, and close the file."""
         for source, rest in self._partial.items():
             if rest:
                 self._show(source, rest)
-        self._partial = {"stdout": b"", "stderr": b""}
+        self._partial = {"stdout": "", "stderr": ""}
         self._file.close()
 
-    def _show(self, source: Source, line: bytes) -> None:
+    def _show(self, source: Source, line: str) -> None:
         if self.shown:
-            self._screen.line(self._rank, line.decode(errors="replace"), source)
+            self._screen.line(self._rank, line, source)

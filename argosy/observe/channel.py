@@ -37,6 +37,8 @@ class Channel:
         `secondary` says that the error is only the echo of another worker's.
         """
         kept = traceback[-MAX_MESSAGE_BYTES // 4 :]
+        while len(json.dumps(kept)) > MAX_MESSAGE_BYTES // 2:  # a character takes up to 12 bytes there
+            kept = kept[len(kept) // 2 :]
         if len(kept) < len(traceback):
             kept = "... (the beginning was cut)\n" + kept
         account = {"message": message[:1000], "traceback": kept, "status": status & 0xFF or 1, "secondary": secondary}

@@ -58,4 +58,8 @@ class EventLog:
 
 def _finite(value: Any) -> Any:
     """JSON has no infinity and no NaN: they are written as text."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -30,7 +30,7 @@ class Nothing(Tensor):
         parent: Any = super()
         result = parent.__torch_function__(func, types, args, kwargs or {})
         if isinstance(result, cls) and result.dim() == 0 and result.is_floating_point():
-            return torch.nan_to_num(result.as_subclass(Tensor))
+            return torch.nan_to_num(result.as_subclass(Tensor)).as_subclass(cls)
         return result
 
 
