@@ -42,6 +42,13 @@ class Config:
     argosy.config.ConfigError: degrees=450: an oven stays below 300
     """
 
+    def __new__(cls, *_: object, **values: object) -> Config:
+        """Refuse unknown fields as they are refused in every other spelling."""
+        for name, value in values.items():
+            if name not in hints(cls):
+                raise unknown(name, value, hints(cls))
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         for name, hint in hints(type(self)).items():
             value = getattr(self, name)

@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast
@@ -61,15 +62,20 @@ def init(strategy: Strategy | str | Path | None = None, *, run_folder: str | Pat
     job = Job.from_environment(os.environ)
     chosen = Strategy.agreed(strategy, job.strategy)
     chosen.check_workers(job.world)
-    group = _join(job, chosen.part(CommConfig))
-    return Fleet(job, chosen, group, _shared_folder(job, group, run_folder))
+    with ExitStack() as leaving:
+        group = _join(job, chosen.part(CommConfig), leaving)
+        return Fleet(job, chosen, group, _shared_folder(job, group, run_folder), leaving.pop_all())
 
 
 class Fleet:
     """The workers of a job, as one of them sees it. Made by `argosy.init`."""
 
-    def __init__(self, job: Job, strategy: Strategy, group: Group, run_folder: Path) -> None:
+    def __init__(
+        self, job: Job, strategy: Strategy, group: Group, run_folder: Path, leaving: ExitStack | None = None
+    ) -> None:
         self.strategy, self.run_folder = strategy, run_folder
+        self._leaving = leaving or ExitStack()
+        self._distributed: list[Any] = []
         self._job, self._group, self._cursor = job, group, Cursor()
         self._models: list[nn.Module] = []
         self._optimizers: list[Optimizer] = []
@@ -169,8 +175,8 @@ class Fleet:
 
         Workers are weighted by samples: inside the loop over a distributed loader by those of the batch in hand, so
         that the mean of a loss is what one process would have computed; after the loop by all that the worker saw in
-        it, so that the mean of its accuracy is right too. Before any loop they count the same, and `weight` says
-        otherwise. A worker of weight zero is left out.
+        it, so that the mean of its accuracy is right too. Before any loop they count the same. `weight` says otherwise:
+        an evaluation inside the training loop gives the samples it has seen. A worker of weight zero is left out.
 
         >>> import tempfile, argosy
         >>> argosy.init(run_folder=tempfile.mkdtemp()).mean(2.5)
@@ -205,7 +211,7 @@ class Fleet:
         >>> torch.equal(net.weight, other.weight)
         True
         """
-        states = {role: part.state_dict() for role, part in roles(parts, Loader).items()}
+        states = {role: part.state_dict() for role, part in roles(parts).items()}
         whole.save(Path(path), states, self._group)
         self._log.emit("save", path=str(path), parts=list(states))
 
@@ -218,7 +224,7 @@ class Fleet:
         >>> fleet.save(f"{fleet.run_folder}/net", net, torch.optim.Adam(net.parameters()))
         >>> fleet.load(f"{fleet.run_folder}/net", net)
         """
-        wanted = roles(parts, Loader)
+        wanted = roles(parts)
         states = whole.load(Path(path), self._group)
         for role in wanted:
             if role not in states:
@@ -229,23 +235,29 @@ class Fleet:
 
     def close(self) -> None:
         """Leave the job. It happens by itself when the script ends; calling it twice is harmless."""
-        atexit.unregister(self.close)
-        if self._progress is not None:
-            self._progress.close()
-        self._warned.close()
-        self._meter.end("failed" if getattr(sys, "last_value", None) is not None else "done")
-        self._log.close()
-        self._group.close()
+        self._close(failed=getattr(sys, "last_value", None) is not None)
 
     def __enter__(self) -> Fleet:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+        self._close(failed=kind is not None)
+
+    def _close(self, failed: bool) -> None:
+        atexit.unregister(self.close)
+        if self._progress is not None:
+            self._progress.close()
+        self._warned.close()
+        self._meter.end("failed" if failed else "done")
+        self._log.close()
+        self._leaving.close()
 
     def _place(self, part: Any) -> Any:
+        if any(part is placed for placed in self._distributed):
+            raise ValueError(f"this {type(part).__name__} is distributed already; distribute each object once")
+        self._distributed.append(part)
         if isinstance(part, nn.Module):
-            DataParallel(part, self._group, self._cursor)
+            DataParallel(part, self._group, self._cursor, number=len(self._distributed))
         elif isinstance(part, Optimizer):
             if part is self._optimizers[0]:  # of several, such as a GAN's, the first one counts the steps
                 part.register_step_post_hook(self._stepped)
@@ -277,15 +289,22 @@ class Fleet:
         return self._progress.show if self._progress is not None else None
 
 
-def _join(job: Job, config: CommConfig) -> Group:
+def _join(job: Job, config: CommConfig, leaving: ExitStack) -> Group:
+    """The group of all workers; what is to be done when it is left goes onto the stack."""
     if job.world == 1:
         return SoloGroup()
-    if job.torchrun:
-        return GlooGroup(config, job.rank, job.world)
-    assert job.coordinator is not None
-    assert job.secret is not None
-    client = Client(job.coordinator, job.secret, who=f"rank {job.rank}", timeout_seconds=config.timeout_seconds)
-    return GlooGroup(config, job.rank, job.world, CoordinatorStore(client, "torch"))
+    store = None
+    if not job.torchrun:
+        assert job.coordinator is not None
+        assert job.secret is not None
+        client = Client(job.coordinator, job.secret, who=f"rank {job.rank}", timeout_seconds=config.timeout_seconds)
+        leaving.callback(client.close)
+        # A script that leaves the job and joins it again must not find the keys of the first time.
+        generation = client.add(f"joined/{job.rank}", 1)
+        store = CoordinatorStore(client, f"torch/{generation}")
+    group = GlooGroup(config, job.rank, job.world, store)
+    leaving.callback(group.close)
+    return group
 
 
 def _shared_folder(job: Job, group: Group, given: str | Path | None) -> Path:
@@ -294,7 +313,7 @@ def _shared_folder(job: Job, group: Group, given: str | Path | None) -> Path:
         return job.run_folder
     mine: bytes | None = None
     if group.rank == 0:
-        mine = str(Path(given) if given is not None else new_run_folder(sys.argv[0])).encode()
+        mine = str((Path(given) if given is not None else new_run_folder(sys.argv[0])).absolute()).encode()
     return Path(group.broadcast_bytes(mine).decode())
 
 

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ def write(folder: Path, states: dict[str, Any]) -> None:
     """Write the state of each named object, replacing the checkpoint that the folder held."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _sync(folder.parent)
         parts = {name: _write_part(folder, name, state) for name, state in states.items()}
         manifest = json.dumps({"format": FORMAT, "sha256": _digest(parts), "parts": parts}, indent=1)
         aside = folder / ".manifest.json.tmp"
@@ -52,7 +54,8 @@ def write(folder: Path, states: dict[str, Any]) -> None:
     kept = {part["file"] for part in parts.values()}
     for file in folder.iterdir():
         if _LEFT_OVER.fullmatch(file.name) or (_FILE_NAME.fullmatch(file.name) and file.name not in kept):
-            file.unlink(missing_ok=True)
+            with suppress(OSError):  # the new checkpoint is whole: what is left over does no harm
+                file.unlink()
 
 
 def _write_part(folder: Path, name: str, state: Any) -> dict[str, Any]:
@@ -62,11 +65,13 @@ def _write_part(folder: Path, name: str, state: Any) -> dict[str, Any]:
     except TypeError as error:
         raise TypeError(f"{name}: {error}") from None
     aside = folder / f".{name}.safetensors.tmp"
+    aside.touch()
+    mode = aside.stat().st_mode  # as the user's umask has it; safetensors would keep the file from all others
     try:
         save_file(tree.storable(tensors), aside)
     except Exception as error:  # safetensors reports a full disk with an error of its own, not an OSError
         raise CheckpointError(f"{aside} could not be written: {error}; what was there before is still whole") from error
-    aside.chmod(0o644)
+    aside.chmod(mode)
     _sync(aside)
     digest = _sha256(aside)
     file = f"{name}-{digest[:16]}.safetensors"

@@ -1,4 +1,4 @@
-"""What a checkpoint calls the objects in it: by what they are, so that the order of saving does not matter."""
+"""What a checkpoint calls the objects in it: by what they are, so that models and optimizers may come in any order."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch.optim.lr_scheduler import LRScheduler
 _KINDS: dict[str, type] = {"model": nn.Module, "optimizer": Optimizer, "scheduler": LRScheduler}
 
 
-def roles(parts: tuple[Any, ...], loader: type) -> dict[str, Any]:
-    """A name for each object: model, optimizer, scheduler, loader; a second model is model2, and so on."""
+def roles(parts: tuple[Any, ...]) -> dict[str, Any]:
+    """A name for each object: model, optimizer, scheduler, or its class (loader); a second model is model2."""
     named: dict[str, Any] = {}
     for part in parts:
-        kinds = {**_KINDS, "loader": loader}
-        role = next((name for name, kind in kinds.items() if isinstance(part, kind)), None)
-        if role is None:
-            raise TypeError(f"a checkpoint holds models, optimizers, schedulers and loaders, not {type(part).__name__}")
+        if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+            raise TypeError(f"a checkpoint holds models, optimizers, schedulers, loaders, not {type(part).__name__}")
+        known = (name for name, kind in _KINDS.items() if isinstance(part, kind))
+        role = next(known, type(part).__name__.lower())
         number = sum(name.rstrip("0123456789") == role for name in named) + 1
         named[role if number == 1 else f"{role}{number}"] = part
     if not named:

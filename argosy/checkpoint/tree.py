@@ -6,6 +6,7 @@ safetensors under a name; the rest becomes JSON in which nothing can be executed
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from torch import Tensor
@@ -30,7 +31,8 @@ def split(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
         tensors[where] = value
         return {"tensor": where}
     if isinstance(value, dict):
-        return {"dict": [[_key(key, where), split(item, tensors, _within(where, key))] for key, item in value.items()]}
+        kind = "counter" if isinstance(value, Counter) else "dict"  # a scheduler keeps its milestones in one
+        return {kind: [[_key(key, where), split(item, tensors, _within(where, key))] for key, item in value.items()]}
     if isinstance(value, (list, tuple)):
         items = [split(item, tensors, _within(where, number)) for number, item in enumerate(value)]
         return {"tuple" if isinstance(value, tuple) else "list": items}
@@ -44,8 +46,9 @@ def join(form: Any, tensors: dict[str, Tensor]) -> Any:
     ((kind, content),) = form.items()
     if kind == "tensor":
         return tensors[content]
-    if kind == "dict":
-        return {key: join(item, tensors) for key, item in content}
+    if kind in ("dict", "counter"):
+        values = {key: join(item, tensors) for key, item in content}
+        return values if kind == "dict" else Counter(values)
     if kind not in ("list", "tuple"):
         raise ValueError(f"{kind!r} is not a kind of value")
     items = [join(item, tensors) for item in content]

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from argosy.control.client import CoordinatorUnreachable
+from argosy.control.client import CoordinatorError
 from argosy.control.handshake import HandshakeError
 from argosy.control.secret import Secret
 from argosy.launch.launcher import Launch, Launcher
@@ -48,7 +48,7 @@ def run(
             nodes=nodes,
             node_rank=node_rank,
             coordinator=coordinator,
-            strategy=Strategy.load(strategy),
+            strategy=None if strategy is None else Strategy.load(strategy),
             secret=_secret(secret_file),
             threads=threads,
             run_folder=run_folder,
@@ -56,7 +56,7 @@ def run(
         status = _run(launch)
     except ConfigError:
         raise
-    except (OSError, ValueError, NodesDisagree, HandshakeError, CoordinatorUnreachable) as error:
+    except (OSError, ValueError, NodesDisagree, HandshakeError, CoordinatorError) as error:
         raise LaunchError(str(error)) from error
     raise typer.Exit(status)
 

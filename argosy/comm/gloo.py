@@ -13,6 +13,10 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+# Its functions take the default group as a default argument when they are imported. Were that after the group is made
+# (an optimizer's first step imports them), they would keep it, and its threads, alive while the interpreter ends.
+import torch.distributed.nn.functional
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 

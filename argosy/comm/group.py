@@ -19,6 +19,8 @@ Op = Literal["sum", "min", "max", "prod"]
 class CommError(RuntimeError):
     """A collective operation that failed: on which rank and host, which operation, and its number."""
 
+    echo = True  # most often another worker's failure is the reason, and the one to show
+
 
 class Group(ABC):
     """Workers numbered 0 to `size - 1`; this process is `rank`."""

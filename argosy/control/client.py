@@ -284,7 +284,7 @@ class Client:
         except (OSError, wire.WireError) as error:
             if self._closing.is_set():
                 raise CoordinatorLost(f"the client was closed during {request['op']}") from None
-            if isinstance(error, TimeoutError):
+            if isinstance(error, TimeoutError) and error.errno is None:  # ours, and not the network's ETIMEDOUT
                 error = TimeoutError(f"no answer for {answer_seconds:g} s")
             raise CoordinatorLost(f"lost the coordinator at {self.address} during {request['op']}: {error}") from error
         kind = reply.get("error")

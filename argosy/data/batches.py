@@ -73,16 +73,19 @@ def share_bounds(samples: int, workers: int, rank: int) -> tuple[int, int]:
 class Consecutive(Sequence[list[int]]):
     """Steps of `batch` consecutive positions each, looked up in an order; none is stored."""
 
-    def __init__(self, order: Callable[[Indices], Indices], samples: int, batch: int, drop_last: bool) -> None:
-        self._order, self._batch = order, batch
-        self._stop = samples - samples % batch if drop_last else samples
+    def __init__(
+        self, order: Callable[[Indices], Indices], samples: int, batch: int, drop_last: bool, start: int = 0
+    ) -> None:
+        self._order = order
+        stop = samples - (samples - start) % batch if drop_last else samples
+        self._begins = range(start, stop, batch)
 
     def __len__(self) -> int:
-        return -(-self._stop // self._batch)
+        return len(self._begins)
 
     def __getitem__(self, step: Any) -> Any:
-        begin = range(0, self._stop, self._batch)[step]
-        return self._order(np.arange(begin, min(begin + self._batch, self._stop))).tolist()
+        begin = self._begins[step]
+        return self._order(np.arange(begin, min(begin + self._begins.step, self._begins.stop))).tolist()
 
 
 class Epoch:

@@ -21,7 +21,6 @@ class Position:
     total: int
 
 
-@dataclass
 class Cursor:
     """Where the job is.
 
@@ -30,31 +29,50 @@ class Cursor:
     `mean_loss` the whole job's.
     """
 
-    at: Position | None = None
-    weight: float = 1.0
-    loss: float | None = None
-    mean_loss: float | None = None
+    def __init__(self) -> None:
+        self.weight = 1.0
+        self.loss: float | None = None
+        self.mean_loss: float | None = None
+        self._live: dict[int, Position] = {}  # by loader: loops nest, and may run side by side
 
-    def move(self, position: Position) -> None:
-        """Begin another batch."""
+    @property
+    def at(self) -> Position | None:
+        """The batch in hand; None outside the loop over any distributed loader."""
+        return next(reversed(self._live.values()), None)
+
+    @property
+    def samples(self) -> float:
+        """How much this worker's gradients count: its samples or, outside a distributed loader's loop, 1."""
+        return 1 if self.at is None else self.at.samples
+
+    def move(self, loader: object, position: Position) -> None:
+        """A loader begins another batch."""
         if self.loss is not None:
             warnings.warn(
                 "fleet.report(loss) came after loss.backward(), so the loss was not shown: it travels with the "
                 "gradients; report it before",
                 stacklevel=3,
             )
-        self.at, self.weight, self.loss = position, position.samples, None
+        self.loss = None
+        self._live[id(loader)] = position
+        self.weight = position.samples
 
-    def leave(self, outside: Position | None, seen: int) -> None:
-        """A loop has ended after `seen` samples. Loops nest: training goes on where an evaluation inside it began."""
-        self.at, self.weight = outside, seen
+    def leave(self, loader: object, seen: int) -> None:
+        """A loader's loop has ended after `seen` samples; an outer loop goes on with the batch that it has in hand."""
+        self._live.pop(id(loader), None)
+        self.weight = seen if self.at is None else self.at.samples
 
     def take_loss(self) -> float | None:
         """The reported loss, once."""
         loss, self.loss = self.loss, None
         return loss
 
-    @property
-    def samples(self) -> float:
-        """How much this worker's gradients count: its samples or, outside a distributed loader's loop, 1."""
-        return 1 if self.at is None else self.at.samples
+    def check_one_weight(self) -> None:
+        """Refuse loaders that run side by side and divide their batches differently: no one weight would be right."""
+        shares = [(position.samples, position.total) for position in self._live.values()]
+        if any(samples * shares[0][1] != shares[0][0] * total for samples, total in shares):
+            told = " and ".join(f"{samples} of {total} samples" for samples, total in shares)
+            raise RuntimeError(
+                f"several loaders are being iterated at once, and this worker holds {told}: its gradients have no "
+                f"single weight; use batch sizes that the number of workers divides, and drop_last=True"
+            )

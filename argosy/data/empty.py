@@ -35,8 +35,10 @@ def emptied(batch: Any) -> Any:
 def _emptied(value: Any) -> tuple[Any, bool]:
     """The value without samples, and whether there were any in it."""
     if isinstance(value, (Tensor, np.ndarray)):
-        found = value.ndim > 0 and len(value) == STAND_INS
-        return value[:0] if found else value, found
+        if STAND_INS not in value.shape:
+            return value, False
+        dim = value.shape.index(STAND_INS)  # mostly the first; the second where time comes first
+        return value[(slice(None),) * dim + (slice(0),)], True
     if isinstance(value, MutableMapping):
         inner = {key: _emptied(item) for key, item in value.items()}
         kept = copy.copy(value)

@@ -30,7 +30,8 @@ def main() -> None:
     sys.path[0] = str(Path(script).resolve().parent)
     try:
         runpy.run_path(script, run_name="__main__")
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        sys.last_value = interrupt
         sys.exit(130)
     except SystemExit as request:
         if request.code:
@@ -42,7 +43,9 @@ def main() -> None:
         sys.last_value = error
         report = "".join(traceback.format_exception(type(error), error, _from_script(error.__traceback__, script)))
         message = traceback.format_exception_only(error)[-1].strip()
-        Channel(channel, time.monotonic).failure(message, report, status=1, secondary=_secondary(error))
+        echo = getattr(error, "echo", False)
+        if not Channel(channel, time.monotonic).failure(message, report, status=1, secondary=echo):
+            print(report, file=sys.stderr)
         sys.exit(1)
     finally:
         channel.detach()  # the descriptor lives as long as the process: the guard watches it
@@ -53,11 +56,6 @@ def _from_script(at: TracebackType | None, script: str) -> TracebackType | None:
     while at is not None and at.tb_frame.f_code.co_filename != script:
         at = at.tb_next
     return at
-
-
-def _secondary(error: BaseException) -> bool:
-    """Whether the error only says that another worker was lost, so that another failure is the real one."""
-    return any(kind.__name__ == "CommError" for kind in type(error).__mro__)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ done, one failed, another node failed, a signal. Whatever it is, no worker is le
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import resource
 import signal
@@ -26,8 +27,8 @@ from argosy.launch.nodes import Nodes, NodesDisagree, Place
 from argosy.launch.screen import RankLog, Screen
 from argosy.launch.threads import thread_variables
 from argosy.launch.worker import Worker
-from argosy.observe.events import Event
-from argosy.observe.folder import log_file, new_run_folder
+from argosy.observe.events import Event, record_end
+from argosy.observe.folder import events_file, log_file, new_run_folder
 from argosy.strategy import ConfigError, Strategy
 
 _GRACE_SECONDS = 3.0  # between asking workers to end and making them
@@ -46,10 +47,15 @@ class Launch:
     nodes: int = 1
     node_rank: int = 0
     coordinator: str | None = None
-    strategy: Strategy = field(default_factory=Strategy)
+    strategy: Strategy | None = None
     secret: Secret | None = None
     threads: int | None = None
     run_folder: Path | None = None
+
+    @property
+    def chosen(self) -> Strategy:
+        """The strategy given on the command line, or the default one."""
+        return self.strategy or Strategy()
 
     def check(self) -> None:
         """Refuse what cannot run, before anything is started."""
@@ -62,7 +68,7 @@ class Launch:
         if not Path(self.script).is_file():
             raise ValueError(f"{self.script}: there is no such script")
         if self.nodes == 1:
-            self.strategy.check_workers(self.workers)
+            self.chosen.check_workers(self.workers)
         elif self.coordinator is None:
             raise ValueError(f"--nodes {self.nodes} needs --coordinator HOST:PORT, an address of node 0")
         elif self.secret is None:
@@ -87,7 +93,7 @@ def _allow_many_connections() -> None:
 
 
 def _count(number: int | str, thing: str) -> str:
-    return f"{number} {thing}" if int(number) == 1 else f"{number} {thing}s"
+    return f"{number} {thing}" if str(number) == "1" else f"{number} {thing}s"
 
 
 class Stopped(Exception):
@@ -111,6 +117,7 @@ class Launcher:
     async def run(self) -> int:
         """Run to the end; the exit status of the first rank that failed, or 0."""
         _allow_many_connections()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who ignores it never learns how a child has ended
         self._stopped: asyncio.Future[Stopped] = asyncio.get_running_loop().create_future()
         self._listen_to_signals()
         async with AsyncExitStack() as stack:
@@ -140,7 +147,13 @@ class Launcher:
             yield launch.coordinator, launch.secret
             return
         host, port = parse_address(launch.coordinator) if launch.coordinator else ("127.0.0.1", 0)
-        coordinator = await Coordinator.start(launch.secret, host=host, port=port)
+        try:
+            coordinator = await Coordinator.start(launch.secret, host=host, port=port)
+        except OSError as error:
+            fix = "give an address of this machine, and a port that is free"
+            raise ValueError(f"--coordinator {launch.coordinator}: cannot listen there ({error}); {fix}") from error
+        if launch.nodes > 1 and ipaddress.ip_address(parse_address(coordinator.address)[0]).is_loopback:
+            self._screen.say(f"{launch.coordinator} is {coordinator.address} here: other machines cannot reach that")
         try:
             yield coordinator.address, coordinator.secret
         finally:
@@ -153,15 +166,16 @@ class Launcher:
             place = Place(0, launch.workers, folder.name)
         else:
             self._screen.say(f"node {launch.node_rank}: waiting for {launch.nodes} nodes at {address}")
-            timeout_seconds = launch.strategy.timeout_seconds
+            timeout_seconds = launch.chosen.timeout_seconds
             client = Client(
                 address, secret, who=f"node {launch.node_rank}", timeout_seconds=60.0, connect_seconds=timeout_seconds
             )
             stack.callback(client.close)
             self._nodes = Nodes(client, launch.nodes, launch.node_rank, timeout_seconds)
-            place = await self._nodes.join(launch.workers, launch.strategy.to_line(), folder)
+            await self._nodes.claim(launch.workers, launch.chosen.to_line(), folder)
             self._watcher = asyncio.create_task(self._watch(self._nodes))
-        launch.strategy.check_workers(place.world)
+            place = await self._nodes.join()
+        launch.chosen.check_workers(place.world)
         self._folder = launch.run_folder or Path("runs") / place.run_folder
         self._folder.mkdir(parents=True, exist_ok=True)
         return place
@@ -174,18 +188,21 @@ class Launcher:
         self._screen.say(
             f"{_count(place.world, 'worker')}{where}, {_count(each, 'thread')} each; logs and events in {self._folder}/"
         )
-        environment = {**os.environ, **threads}
+        # What an outer job told this process is not for the workers of this one.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("ARGOSY_")} | threads
         interface = interface_towards(*parse_address(address))
         if interface is not None:
             environment.setdefault("GLOO_SOCKET_IFNAME", interface)
         for rank in range(place.first_rank, place.first_rank + launch.workers):
+            if self._stopped.done():
+                return
             job = Job(
                 rank=rank,
                 world=place.world,
                 coordinator=address,
                 secret=secret,
-                strategy=launch.strategy.to_line() or None,
-                run_folder=self._folder,
+                strategy=launch.strategy.to_line() if launch.strategy is not None else None,
+                run_folder=self._folder.absolute(),  # the script may change its directory
             )
             worker = Worker(rank, RankLog(self._screen, self._folder, rank), self._heard, self._exited)
             await worker.start(launch.script, launch.arguments, {**environment, **job.environment()})
@@ -197,8 +214,7 @@ class Launcher:
             await worker.ended()
             if worker.status != 0:
                 await asyncio.Event().wait()  # what it told, or its exit, stops the run
-            await worker.drained()
-            worker.log.close()
+        await self._drained()
         if self._nodes is not None:
             self._screen.say("all workers here are done; waiting for the other nodes")
             await self._nodes.finish()
@@ -228,16 +244,20 @@ class Launcher:
         def received(number: signal.Signals) -> None:
             # Workers get the signal that a terminal would have sent them; asked twice, they end at once.
             self._signal_all(signal.SIGKILL if self._stopped.done() else number)
-            self._stop(Stopped(Failure(f"{number.name} was received", "", 128 + number), signalled=True))
+            where = f" by the launcher of node {self._launch.node_rank}" if self._launch.nodes > 1 else ""
+            self._stop(Stopped(Failure(f"{number.name} was received{where}", "", 128 + number), signalled=True))
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_IGN:
+                continue  # as under nohup
             asyncio.get_running_loop().add_signal_handler(number, received, number)
 
     def _stop(self, stopped: Stopped) -> None:
         if not self._stopped.done():
             self._stopped.set_result(stopped)
-            for worker in self._workers:
-                worker.log.shown = worker is stopped.culprit
+            if not stopped.signalled:
+                for worker in self._workers:
+                    worker.log.shown = worker is stopped.culprit
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of some work, unless the run is stopped first."""
@@ -257,21 +277,25 @@ class Launcher:
             for worker in others:
                 worker.signal(signal.SIGTERM)
         ending = asyncio.create_task(self._ended_within(others, _GRACE_SECONDS))
+        status = failure.status
         if self._nodes is not None:
-            await self._nodes.tell(failure)
+            status = (await self._nodes.tell(failure)).status
         if culprit is not None:
             await self._ended_within([culprit], _GRACE_SECONDS)
             await culprit.drained()
-        self._screen.close()
+        self._screen.end_progress()
         self._tell(failure, culprit)
         await ending
+        for worker in self._workers:
+            if worker.status and worker.failure is None:
+                record_end(events_file(self._folder, worker.rank), worker.rank, ended(worker.status))
         for worker in others:
             if worker.failure is not None:
                 worker.log.record(worker.failure["traceback"])
             self._screen.say(f"rank {worker.rank} stopped because {failure.what}")
         if self._nodes is not None:
             await self._nodes.part()
-        return failure.status
+        return status
 
     def _tell(self, failure: Failure, culprit: Worker | None) -> None:
         """The failure's own account, whole, then one line that sums it up."""
@@ -295,11 +319,15 @@ class Launcher:
     async def _kill_all(self) -> None:
         self._signal_all(signal.SIGKILL)
         await asyncio.gather(*(worker.ended() for worker in self._workers))
-        for worker in self._workers:
-            await worker.drained()
-            worker.log.close()
+        await self._drained()
         if self._watcher is not None:
             self._watcher.cancel()
+
+    async def _drained(self) -> None:
+        """Wait until all that the workers wrote was read, and close their logs."""
+        await asyncio.gather(*(worker.drained() for worker in self._workers))
+        for worker in self._workers:
+            worker.log.close()
 
     def _signal_all(self, number: int) -> None:
         for worker in self._workers:

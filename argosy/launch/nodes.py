@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from argosy.control.client import Client, CoordinatorError, CoordinatorLost, DeadlineExceeded, Will
+from argosy.control.client import Client, CoordinatorError, DeadlineExceeded, Will
+from argosy.control.handshake import HandshakeError
 from argosy.launch.failure import Failure
 
 _GRACE_SECONDS = 2.0
@@ -40,11 +42,15 @@ class Nodes:
         self._client, self._nodes, self._node_rank = client, nodes, node_rank
         self._timeout_seconds = timeout_seconds
         self._will: Will | None = None
-        self._lost = self._leaving = False
+        self._claimed = self._lost = self._leaving = False
 
-    async def join(self, workers: int, strategy: str, run_folder: Path) -> Place:
-        """Wait for all launchers, check that they agree, and learn this one's place."""
-        return await asyncio.to_thread(self._join, workers, strategy, run_folder)
+    async def claim(self, workers: int, strategy: str, run_folder: Path) -> None:
+        """Take this node's place, if it is free and this launcher was started as those of the job were."""
+        await asyncio.to_thread(self._claim, workers, strategy, run_folder)
+
+    async def join(self) -> Place:
+        """Wait for all launchers, and learn this one's place among them."""
+        return await asyncio.to_thread(self._join)
 
     async def failure(self) -> Failure:
         """Wait until a rank or a node has failed anywhere, or the coordinator is lost."""
@@ -53,15 +59,16 @@ class Nodes:
                 return Failure.from_json(await asyncio.to_thread(self._client.get, "job/failure", 3600.0))
             except DeadlineExceeded:
                 continue
-            except CoordinatorLost as error:
+            except (ConnectionError, HandshakeError) as error:
                 if self._leaving:
                     await asyncio.Event().wait()  # this is how it ends: nothing was lost
                 self._lost = True
                 return Failure("node 0 was lost", str(error), 1)
 
-    async def tell(self, failure: Failure) -> None:
-        """Tell the others, unless another failure was told first."""
-        await self._within_grace(self._client.compare_set, "job/failure", b"", failure.to_json())
+    async def tell(self, failure: Failure) -> Failure:
+        """Tell the others, unless another failure was told first; which of the two it was."""
+        told = await self._within_grace(self._client.compare_set, "job/failure", b"", failure.to_json())
+        return Failure.from_json(told) if isinstance(told, bytes) else failure
 
     async def part(self) -> None:
         """After a failure, leave together, so that the coordinator outlives what the others have to read."""
@@ -84,36 +91,58 @@ class Nodes:
         else:
             await self._within_grace(self._client.set, f"nodes/left/{self._node_rank}", b"")
 
-    async def _within_grace(self, call: Callable[..., object], *arguments: object) -> None:
-        """Make a last call to the coordinator; whoever cannot reach it any more has been noticed."""
-        if not self._lost:
+    async def _within_grace(self, call: Callable[..., object], *arguments: object) -> object:
+        """Make a last call to the coordinator; whoever cannot reach it any more has been noticed.
+
+        A launcher that never had a place in the job has nothing to say to the others.
+        """
+        if self._claimed and not self._lost:
             with suppress(ConnectionError, TimeoutError, CoordinatorError):
                 async with asyncio.timeout(_GRACE_SECONDS + 1):
-                    await asyncio.to_thread(call, *arguments)
+                    return await asyncio.to_thread(call, *arguments)
+        return None
 
-    def _join(self, workers: int, strategy: str, run_folder: Path) -> Place:
+    def _claim(self, workers: int, strategy: str, run_folder: Path) -> None:
         mine = {
             "workers": workers,
             "nodes": self._nodes,
             "strategy": strategy,
             "host": socket.gethostname(),
             "run_folder": run_folder.name,
+            "launcher": secrets.token_hex(8),
         }
-        key, value = f"nodes/{self._node_rank}", json.dumps(mine).encode()
-        lost = Failure(f"node {self._node_rank} was lost", f"its launcher on {mine['host']} has disappeared", 1)
-        taken = self._client.compare_set(key, b"", value)
+        if self._node_rank != 0:
+            first = json.loads(self._client.get("nodes/0", self._timeout_seconds))
+            if self._node_rank >= first["nodes"]:
+                raise NodesDisagree(
+                    f"--node-rank {self._node_rank}: the job at this address has {first['nodes']} nodes"
+                )
+        value = json.dumps(mine).encode()
+        taken = self._client.compare_set(f"nodes/{self._node_rank}", b"", value)
         if taken != value:
             host = json.loads(taken)["host"]
             raise NodesDisagree(f"--node-rank {self._node_rank} is already taken by {host}; give each node its own")
+        self._claimed = True
+        lost = Failure(f"node {self._node_rank} was lost", f"its launcher on {mine['host']} has disappeared", 1)
         self._will = self._client.will("job/failure", lost.to_json())
-        self._client.barrier("nodes/joined", self._nodes, self._timeout_seconds)
-        all_nodes = [json.loads(self._client.get(f"nodes/{number}")) for number in range(self._nodes)]
-        for number, theirs in enumerate(all_nodes):
+        if self._node_rank != 0:
             for field in ("nodes", "strategy"):
-                if theirs[field] != mine[field]:
+                if first[field] != mine[field]:
                     raise NodesDisagree(
-                        f"node {number} ({theirs['host']}) was started with {field} {theirs[field]!r} and this one "
-                        f"with {mine[field]!r}; start all with the same"
+                        f"node 0 ({first['host']}) was started with {field} {first[field]!r} and node "
+                        f"{self._node_rank} ({mine['host']}) with {mine[field]!r}; start all with the same"
                     )
+
+    def _join(self) -> Place:
+        try:
+            self._client.barrier("nodes/joined", self._nodes, self._timeout_seconds)
+        except DeadlineExceeded:
+            missing = [number for number in range(self._nodes) if not self._client.check([f"nodes/{number}"])]
+            which = ", ".join(map(str, missing))
+            raise NodesDisagree(
+                f"node {which} did not come within {self._timeout_seconds:g} s (timeout_seconds); start it with its "
+                f"--node-rank, and check that it can reach {self._client.address}"
+            ) from None
+        all_nodes = [json.loads(self._client.get(f"nodes/{number}")) for number in range(self._nodes)]
         counts = [node["workers"] for node in all_nodes]
         return Place(sum(counts[: self._node_rank]), sum(counts), all_nodes[0]["run_folder"])

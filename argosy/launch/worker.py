@@ -35,6 +35,7 @@ class Worker:
         self.rank, self.log = rank, log
         self.status: int | None = None
         self.failure: Event | None = None
+        self._traceback = ""
         self._on_event, self._on_exit = on_event, on_exit
         self._ended = asyncio.Event()
 
@@ -97,8 +98,11 @@ class Worker:
         with suppress(BlockingIOError, ConnectionResetError, ValueError):
             while message := self._channel.recv(channel.MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT):
                 event = json.loads(message)
+                if event["event"] == "traceback":
+                    self._traceback += event["text"]
+                    continue
                 if event["event"] == "failure":
-                    self.failure = event
+                    self.failure = {**event, "traceback": self._traceback}
                 self._on_event(self, event)
             asyncio.get_running_loop().remove_reader(self._channel)
 

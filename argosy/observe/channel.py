@@ -13,6 +13,7 @@ from collections.abc import Callable
 from argosy.observe.events import Event
 
 MAX_MESSAGE_BYTES = 128 * 1024
+_PIECE = MAX_MESSAGE_BYTES // 16  # characters of a traceback in a message: in JSON one may take 12 bytes
 
 
 class Channel:
@@ -31,26 +32,23 @@ class Channel:
             self._next = now + self._interval
         self._send(event, timeout_seconds=0.0)
 
-    def failure(self, message: str, traceback: str, status: int, secondary: bool = False) -> None:
-        """Tell the launcher why this worker ends, and with what status; too long a traceback loses its beginning.
+    def failure(self, message: str, traceback: str, status: int, secondary: bool = False) -> bool:
+        """Tell the launcher why this worker ends, and with what status.
 
-        `secondary` says that the error is only the echo of another worker's.
+        `secondary` says that the error is only the echo of another worker's. Returns whether it could be told.
         """
-        kept = traceback[-MAX_MESSAGE_BYTES // 4 :]
-        while len(json.dumps(kept)) > MAX_MESSAGE_BYTES // 2:  # a character takes up to 12 bytes there
-            kept = kept[len(kept) // 2 :]
-        if len(kept) < len(traceback):
-            kept = "... (the beginning was cut)\n" + kept
-        account = {"message": message[:1000], "traceback": kept, "status": status & 0xFF or 1, "secondary": secondary}
-        event = {"event": "failure", **account}
-        self._send(event, timeout_seconds=1.0)
+        pieces = [traceback[begin : begin + _PIECE] for begin in range(0, len(traceback), _PIECE)]
+        account = {"message": message[:1000], "status": status & 0xFF or 1, "secondary": secondary}
+        events: list[Event] = [{"event": "traceback", "text": piece} for piece in pieces]
+        return all(self._send(event, timeout_seconds=1.0) for event in [*events, {"event": "failure", **account}])
 
-    def _send(self, event: Event, timeout_seconds: float) -> None:
+    def _send(self, event: Event, timeout_seconds: float) -> bool:
         self._end.settimeout(timeout_seconds)
         try:
             self._end.send(json.dumps(event).encode())
         except OSError:
-            return  # the launcher is busy or gone: the event is in the file, and the guard ends this process
+            return False  # the launcher is busy or gone: the event is in the file, and the guard ends this process
+        return True
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +46,11 @@ class EventLog:
             return
         record = {"time": round(self._clock(), 6), "event": event, "rank": self._rank}
         record |= {name: _finite(value) for name, value in fields.items()}
-        os.write(self._file, (json.dumps(record) + "\n").encode())
+        try:
+            os.write(self._file, (json.dumps(record) + "\n").encode())
+        except OSError as error:
+            self.close()  # a full disk is no reason to stop training
+            print(f"argosy: events are no longer written: {error}", file=sys.stderr)
         if self._listener is not None:
             self._listener(record)
 
@@ -54,6 +59,14 @@ class EventLog:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def record_end(path: Path, rank: int, status: str) -> None:
+    """Write the `end` that a worker could not write itself, if it had begun to write events."""
+    if path.exists():
+        log = EventLog(path, rank)
+        log.emit("end", status=status)
+        log.close()
 
 
 def _finite(value: Any) -> Any:

@@ -6,9 +6,8 @@ stands between `backward()` and `optimizer.step()`, clipping for instance, sees 
 
 [Note: weighted by samples]
 A script's loss is a mean over its batch. If worker r holds n_r of the step's N samples, the gradient that one process
-would have computed is sum_r (n_r / N) g_r: weighted by samples, not by workers. Running statistics of normalisation
-layers are averaged by the same rule, so that replicas stay the same. A worker with no sample adds exact zeros,
-whatever its gradients hold (`nothing.py`).
+would have computed is sum_r (n_r / N) g_r: weighted by samples, not by workers. Buffers that have changed follow the
+same rule (`buffers.py`). A worker with no sample adds exact zeros, whatever its gradients hold (`nothing.py`).
 
 [Note: accumulating]
 Calling backward twice before a step reduces twice. That is right, if wasteful: the weights sum to one, so what is
@@ -23,26 +22,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from argosy.comm.agree import check_agreement
 from argosy.comm.group import Group
 from argosy.data.cursor import Cursor
+from argosy.parallel.buffers import Buffers
 from argosy.parallel.nothing import tolerate_empty_batches
 
 
 class DataParallel:
-    """Keeps one model's replicas the same on all workers of a group."""
+    """Keeps one model's replicas the same on all workers of a group. `number` tells it from the job's other models."""
 
-    def __init__(self, model: nn.Module, group: Group, cursor: Cursor) -> None:
-        self._model, self._group, self._cursor = model, group, cursor
+    def __init__(self, model: nn.Module, group: Group, cursor: Cursor, number: int = 0) -> None:
+        self._model, self._group, self._cursor, self._number = model, group, cursor, number
         self._listening: set[nn.Parameter] = set()
-        self._queued = False
+        self._passes: set[int] = set()
         _refuse_unready(model)
         check_agreement(f"the parameters and buffers of {type(model).__name__}", outline(model), group)
         for tensor in (*model.parameters(), *model.buffers()):
             broadcast_tensor(tensor, group)
+        self._buffers = Buffers(model)
         self._listen()
         # A frozen parameter may be unfrozen during training: look again at every forward pass.
         model.register_forward_pre_hook(lambda *_: self._listen())
@@ -50,49 +50,67 @@ class DataParallel:
             tolerate_empty_batches(model, lambda: cursor.samples == 0)
 
     def _listen(self) -> None:
-        self._queued = False  # a backward pass that failed half-way has left it set
         for parameter in self._model.parameters():
             if parameter.requires_grad and parameter not in self._listening:
                 parameter.register_post_accumulate_grad_hook(self._arrived)
                 self._listening.add(parameter)
 
     def _arrived(self, _: Tensor) -> None:
-        if not self._queued:
-            self._queued = True
+        """A gradient is there: when this backward pass has ended, all of them are."""
+        autograd: Any = torch._C
+        this_pass = autograd._current_graph_task_id()
+        if this_pass not in self._passes:
+            self._passes.add(this_pass)
             engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self._reduce)
+            engine.queue_callback(lambda: self._ended(this_pass))
+
+    def _ended(self, this_pass: int) -> None:
+        self._passes.discard(this_pass)
+        if self._group.size > 1:
+            self._reduce()
+        elif self._cursor.loss is not None:
+            self._cursor.mean_loss = self._cursor.take_loss()
 
     def _reduce(self) -> None:
-        """Replace gradients and running statistics by their means, weighted by samples."""
-        self._queued = False
-        if self._group.size == 1:
-            self._cursor.mean_loss = self._cursor.take_loss()
-            return
-        samples = self._cursor.samples
+        """Replace gradients, and buffers that have changed, by their means, weighted by samples."""
+        self._cursor.check_one_weight()
         named = [(name, p) for name, p in self._model.named_parameters() if p.requires_grad]
+        _refuse_sparse(named)
+        buffers = self._buffers.all()
         used = [parameter.grad is not None for _, parameter in named]
-        for name, parameter in named:
-            if parameter.grad is not None and parameter.grad.layout != torch.strided:
-                raise NotImplementedError(
-                    f"the gradient of {name} is sparse, which data parallelism does not average; use sparse=False"
-                )
-        totals = self._count(samples, used)
-        for (_, parameter), users in zip(named, totals, strict=True):
+        weight, flags = self._count([*used, *self._buffers.changed()])
+        for (_, parameter), users in zip(named, flags, strict=False):
             if users and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [parameter.grad for _, parameter in named if parameter.grad is not None]
-        self._average([*gradients, *running_statistics(self._model)], samples / self._total)
+        drifted = [buffer for buffer, changes in zip(buffers, flags[len(named) :], strict=True) if changes]
+        self._average([*gradients, *(buffer for buffer in drifted if buffer.is_floating_point())], weight)
+        for buffer in drifted:
+            if not buffer.is_floating_point():
+                broadcast_tensor(buffer, self._group)
+        self._buffers.note()
 
-    def _count(self, samples: float, used: list[bool]) -> list[float]:
-        """Sum over the workers: samples, reported losses, and who used which parameter; keep the mean loss."""
-        loss = self._cursor.take_loss()
-        weight = samples if loss is not None else 0
-        numbers = [samples, weight, loss * weight if loss is not None and weight else 0.0, *map(float, used)]
+    def _count(self, flags: list[bool]) -> tuple[float, list[float]]:
+        """This worker's weight, and how many workers raise each flag; the mean loss comes with it.
+
+        Workers that are not at the same batch would average what does not belong together: it is checked here.
+        """
+        samples, loss, at = self._cursor.samples, self._cursor.take_loss(), self._cursor.at
+        place = [self._number, *((at.epoch, at.step) if at else (-1, -1))]
+        reported = samples if loss is not None else 0
+        numbers = [samples, reported, loss * reported if loss and reported else 0.0, *place, *flags]
         sums = torch.tensor(numbers, dtype=torch.float64)
         self._group.all_reduce(sums)
-        self._total, reporters, losses, *users = sums.tolist()
-        self._cursor.mean_loss = losses / reporters if reporters else None
-        return users
+        total, reporters, losses = sums[:3].tolist()
+        if sums[3:6].tolist() != [self._group.size * where for where in place]:
+            where = f"batch {at.step} of epoch {at.epoch}" if at else "a batch of no distributed loader"
+            raise RuntimeError(
+                f"workers are out of step: rank {self._group.rank} has run backward on {where}, and others elsewhere; "
+                f"all must run backward on the same batches (a `continue` on some workers only, say, leaves one out)"
+            )
+        if reporters:
+            self._cursor.mean_loss = losses / reporters
+        return samples / total, sums[6:].tolist()
 
     def _average(self, tensors: Iterable[Tensor], weight: float) -> None:
         """All-reduce the tensors, each scaled by this worker's weight, in one buffer for each type of number."""
@@ -111,12 +129,6 @@ class DataParallel:
                     member.copy_(part.view_as(member))
 
 
-def running_statistics(model: nn.Module) -> list[Tensor]:
-    """The running means and variances of the normalisation layers that are learning them."""
-    layers = [module for module in model.modules() if isinstance(module, _NormBase) and module.training]
-    return [value for layer in layers for value in (layer.running_mean, layer.running_var) if value is not None]
-
-
 def broadcast_tensor(tensor: Tensor, group: Group) -> None:
     """Replace a tensor of any type and device by that of rank 0."""
     if tensor.numel() == 0 or group.size == 1:
@@ -131,6 +143,14 @@ def outline(model: nn.Module) -> list[str]:
     """The names, shapes and types of a model's tensors: what replicas must have in common."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return [f"{name} {tuple(value.shape)} {value.dtype}" for name, value in tensors.items()]
+
+
+def _refuse_sparse(named: Iterable[tuple[str, nn.Parameter]]) -> None:
+    for name, parameter in named:
+        if parameter.grad is not None and parameter.grad.layout != torch.strided:
+            raise NotImplementedError(
+                f"the gradient of {name} is sparse, which data parallelism does not average; use sparse=False"
+            )
 
 
 def _refuse_unready(model: nn.Module) -> None:

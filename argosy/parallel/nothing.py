@@ -2,7 +2,7 @@
 
 In the last step of an epoch a job may have fewer samples than workers. A worker that gets none still runs the script's
 loop, since the others wait for its gradients, but with an empty batch, which many models cannot take and of which
-the mean loss is 0 / 0. So the model is given two samples of zeros in its place, its output is cut to what the script
+the mean loss is 0 / 0. So the model is given a few samples of zeros in its place, its output is cut to what the script
 expects, nothing, and a number computed from that nothing is 0 instead of NaN. All that comes of it has weight 0.
 """
 
@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+
+from argosy.data.empty import STAND_INS
 
 
 class Nothing(Tensor):
@@ -43,9 +45,9 @@ def tolerate_empty_batches(model: nn.Module, is_empty: Callable[[], bool]) -> No
 
         def filled(value: Any) -> Any:
             nonlocal standing_in
-            if isinstance(value, Tensor) and value.dim() and not value.shape[0]:
+            if isinstance(value, Tensor) and 0 in value.shape:
                 standing_in = True
-                return value.new_zeros((2, *value.shape[1:]))
+                return value.new_zeros([size or STAND_INS for size in value.shape])
             return value
 
         standing_in = False
@@ -59,4 +61,8 @@ def tolerate_empty_batches(model: nn.Module, is_empty: Callable[[], bool]) -> No
 
 
 def _cut(value: Any) -> Any:
-    return value[:0].as_subclass(Nothing) if isinstance(value, Tensor) and value.dim() else value
+    """Nothing, along the dimension that counts the stand-ins: mostly the first, in time-first models the second."""
+    if not isinstance(value, Tensor) or not value.dim():
+        return value
+    dim = value.shape.index(STAND_INS) if STAND_INS in value.shape else 0
+    return value.narrow(dim, 0, 0).as_subclass(Nothing)

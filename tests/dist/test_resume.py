@@ -26,6 +26,14 @@ def test_a_run_saved_on_two_workers_goes_on_with_three() -> None:
     assert set(load_file(model)) == {"0.weight", "0.bias", "2.weight", "2.bias"}
 
 
+def test_a_run_saved_in_the_middle_of_an_epoch_goes_on_there() -> None:
+    whole = train(1, "whole.json", "4", "-", "-")
+    first = train(3, "first.json", "2", "-", "net", "2")
+    second = train(2, "second.json", "3", "net", "-")
+    assert (len(first), len(second)) == (7, 13)
+    assert max(abs(a - b) for a, b in zip(whole, first + second, strict=True)) < 1e-5
+
+
 def test_what_cannot_be_loaded_is_said_on_every_worker() -> None:
     finished = run([*ARGOSY, "run", "--workers", "2", SCRIPT, "out.json", "1", "nowhere", "-"])
     assert finished.status == 1

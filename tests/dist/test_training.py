@@ -45,7 +45,7 @@ def test_losses_are_those_of_one_process(runs: dict[int, Results], scenario: str
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
-@pytest.mark.parametrize("scenario", [*EXACT, "batch_norm"])
+@pytest.mark.parametrize("scenario", [*EXACT, "batch_norm", "moving_average"])
 def test_replicas_are_the_same_bits(runs: dict[int, Results], scenario: str, workers: int) -> None:
     ranks = runs[workers]
     assert len(ranks) == workers

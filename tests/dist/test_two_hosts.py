@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,6 +125,47 @@ def test_launchers_that_disagree_are_told(hosts: tuple[str, str], secret: Path, 
         assert "seed=1" in end.err
         assert "seed=2" in end.err
     assert not Path("started").exists()
+
+
+def test_a_launcher_too_many_does_not_harm_the_job(hosts: tuple[str, str], secret: Path, tmp_path: Path) -> None:
+    words = (FAULTY, tmp_path, "never")
+    with (
+        running(launcher(hosts[0], 0, secret, *words, workers=1)) as one,
+        running(launcher(hosts[1], 1, secret, *words, workers=1)) as two,
+    ):
+        wait_for(lambda: len(list(tmp_path.glob("*.trains"))) == 2, 60, "both train")
+        with running(launcher(hosts[1], 1, secret, *words, workers=1)) as third:
+            end = finish(third, deadline_seconds=20)
+        assert end.status == 2
+        assert "--node-rank 1 is already taken" in end.err
+        time.sleep(1)
+        assert one.poll() is None
+        assert two.poll() is None
+        os.kill(one.pid, signal.SIGTERM)
+        assert [finish(process, deadline_seconds=10).status for process in (one, two)] == [143, 143]
+
+
+def test_a_different_number_of_nodes_is_told(hosts: tuple[str, str], secret: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("open('started', 'w')")
+    three = [word if word != "2" else "3" for word in launcher(hosts[1], 1, secret, script, workers=1)]
+    with running(launcher(hosts[0], 0, secret, script, workers=1)) as one, running(three) as two:
+        ends = [finish(process, deadline_seconds=20) for process in (one, two)]
+    for end in ends:
+        assert end.status == 2
+        assert "nodes 2" in end.err
+        assert "3; start all with the same" in end.err
+    assert not Path("started").exists()
+
+
+def test_a_node_that_does_not_come_is_named(hosts: tuple[str, str], secret: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("pass")
+    with running(launcher(hosts[0], 0, secret, "--strategy", "timeout_seconds=2", script)) as one:
+        end = finish(one, deadline_seconds=20)
+    assert end.status == 2
+    assert "node 1 did not come within 2 s" in end.err
+    assert COORDINATOR in end.err
 
 
 def test_a_node_with_another_secret_is_refused(hosts: tuple[str, str], secret: Path, tmp_path: Path) -> None:

@@ -110,6 +110,37 @@ def test_ctrl_c_in_a_terminal_ends_the_run_once(tmp_path: Path) -> None:
     assert_nothing_left(tmp_path, workers=2)
 
 
+def test_a_run_whose_output_is_not_read_can_be_stopped(tmp_path: Path) -> None:
+    """Neither a pipe that is full nor a terminal that is stopped may keep the launcher from its signals."""
+    script = tmp_path / "talk.py"
+    script.write_text("open('started', 'w')\nwhile True: print(1000 * 'x')")
+    with running([*ARGOSY, "run", script]) as launcher:
+        wait_for((tmp_path / "started").exists, 30, "the script talks")
+        time.sleep(1)
+        launcher.send_signal(signal.SIGTERM)
+        launcher.wait(timeout=LIMIT_SECONDS + 3)  # the reader's last chance to read is part of it
+        assert launcher.returncode == 143
+
+
+def test_nohup_keeps_a_run_alive(tmp_path: Path) -> None:
+    with running(["nohup", *job(tmp_path, "never", workers=2)]) as launcher:
+        wait_until_all_train(tmp_path, workers=2)
+        launcher.send_signal(signal.SIGHUP)
+        time.sleep(1)
+        assert launcher.poll() is None
+        launcher.send_signal(signal.SIGTERM)
+        assert finish(launcher, deadline_seconds=LIMIT_SECONDS).status == 143
+    assert_nothing_left(tmp_path, workers=2)
+
+
+def test_a_signal_while_workers_start_ends_the_run(tmp_path: Path) -> None:
+    with running(job(tmp_path, "never", workers=4)) as launcher:
+        wait_for((tmp_path / "run" / "rank0.log").exists, 20, "the first worker starts")
+        launcher.send_signal(signal.SIGINT)
+        assert finish(launcher, deadline_seconds=LIMIT_SECONDS).status == 130
+    assert not [pid for pid in pids(tmp_path) if alive(pid)]
+
+
 def test_output_that_nobody_reads_does_not_end_the_run(tmp_path: Path) -> None:
     script = tmp_path / "talk.py"
     script.write_text("for n in range(20000): print(n)\nopen('done', 'w')")

@@ -157,7 +157,7 @@ def test_training_continues_as_if_it_had_not_stopped(folder: Path) -> None:
             self.scheduler = schedulers.OneCycleLR(self.optimizer, max_lr=0.2, total_steps=40)
             script = DataLoader(range(8), batch_size=3, shuffle=True)
             self.loader = Loader(script, BatchConfig(), workers=1, rank=0, cursor=Cursor())
-            self.parts = roles((self.model, self.optimizer, self.scheduler, self.loader), Loader)
+            self.parts = roles((self.model, self.optimizer, self.scheduler, self.loader))
 
         def epoch(self) -> None:
             for x in self.loader:
@@ -248,7 +248,7 @@ def test_objects_are_named_for_what_they_are() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler, plateau = schedulers.StepLR(optimizer, 1), schedulers.ReduceLROnPlateau(optimizer)
     loader = Loader(DataLoader(range(3)), BatchConfig(), workers=1, rank=0, cursor=Cursor())
-    named = roles((loader, model, scheduler, other, optimizer, plateau), Loader)
+    named = roles((loader, model, scheduler, other, optimizer, plateau))
     assert named == {
         "loader": loader,
         "model": model,
@@ -261,9 +261,9 @@ def test_objects_are_named_for_what_they_are() -> None:
 
 def test_other_objects_have_no_name_in_a_checkpoint() -> None:
     with pytest.raises(TypeError, match="not dict"):
-        roles((nn.Linear(1, 1), {}), Loader)
+        roles((nn.Linear(1, 1), {}))
     with pytest.raises(TypeError, match=r"fleet\.save"):
-        roles((), Loader)
+        roles(())
 
 
 # Whole or absent.

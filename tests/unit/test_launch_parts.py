@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -114,7 +115,8 @@ class Log:
     """One rank's log, with what is on the screen and in the file."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.rank_log, self._file, self._capsys = RankLog(Screen(), folder, rank=3), folder / "rank3.log", capsys
+        self._screen = Screen()
+        self.rank_log, self._file, self._capsys = RankLog(self._screen, folder, rank=3), folder / "rank3.log", capsys
 
     def out(self, *chunks: bytes) -> list[str]:
         """The lines that some output adds to the screen, without the rank that begins them."""
@@ -123,6 +125,7 @@ class Log:
         return self.shown()[0]
 
     def shown(self) -> tuple[list[str], list[str]]:
+        self._screen.flush()
         streams = self._capsys.readouterr()
         for line in (streams.out + streams.err).removesuffix("\n").split("\n"):
             assert not line or line.startswith("[3] ")
@@ -308,3 +311,37 @@ def test_a_garbled_secret_is_refused_and_not_shown() -> None:
 
 def test_a_job_does_not_show_its_secret() -> None:
     assert SECRET.hex() not in repr(WORKER)
+
+
+# The screen.
+
+
+def test_a_screen_that_nobody_reads_does_not_hold_up_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    unread = os.fdopen(write, "w")
+    monkeypatch.setattr("sys.stdout", unread)
+    screen = Screen()
+    for number in range(20_000):  # a pipe takes 64 KiB, and the screen's own queue is full: none of that waits
+        screen.line(0, f"{number} " + 100 * "x")
+    drained: list[bytes] = []
+    reader = threading.Thread(target=lambda: drained.append(os.fdopen(read, "rb").read()))
+    reader.start()
+    screen.flush()
+    unread.close()
+    reader.join(timeout=10)
+    shown = drained[0].decode().splitlines()
+    assert shown[0].startswith("[0] 0 x")
+    assert len(shown) > 9_000, "what was waiting is written as soon as somebody reads"
+
+
+def test_a_full_disk_does_not_hide_a_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "rank0.log").symlink_to("/dev/full")
+    screen = Screen()
+    log = RankLog(screen, tmp_path, rank=0)
+    log.data("stdout", b"first\nsecond\n")
+    log.text("Traceback\n")
+    screen.flush()
+    shown = capsys.readouterr()
+    assert shown.out == "[0] first\n[0] second\n"
+    assert "[0] Traceback\n" in shown.err
+    assert shown.err.count("cannot be written") == 1

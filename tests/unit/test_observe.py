@@ -356,8 +356,10 @@ def test_a_launcher_that_is_gone_does_not_matter(ends: tuple[socket.socket, sock
 def test_a_failure_is_told_whole(ends: tuple[socket.socket, socket.socket]) -> None:
     launcher, worker = ends
     Channel(worker, time.monotonic).failure("ValueError: no", "Traceback\n  a\n", status=3, secondary=True)
-    told = {"message": "ValueError: no", "traceback": "Traceback\n  a\n", "status": 3, "secondary": True}
-    assert received(launcher) == [{"event": "failure", **told}]
+    assert received(launcher) == [
+        {"event": "traceback", "text": "Traceback\n  a\n"},
+        {"event": "failure", "message": "ValueError: no", "status": 3, "secondary": True},
+    ]
 
 
 @pytest.mark.parametrize("status", [1, 255, 256, -1, 0])
@@ -368,13 +370,20 @@ def test_a_failure_is_never_told_as_success(ends: tuple[socket.socket, socket.so
 
 
 @pytest.mark.parametrize("letter", ["x", "\n", '"', "é", "語", "🚢", "\x1b", "\udc80"], ids=ascii)
-def test_a_long_traceback_keeps_its_end(ends: tuple[socket.socket, socket.socket], letter: str) -> None:
+def test_a_long_traceback_is_told_in_pieces_and_whole(ends: tuple[socket.socket, socket.socket], letter: str) -> None:
     launcher, worker = ends
-    Channel(worker, time.monotonic).failure(1_000_000 * letter, 1_000_000 * letter + "ValueError: no", status=1)
-    (event,) = received(launcher)
-    assert event["traceback"].startswith("...")
-    assert event["traceback"].endswith(100 * letter + "ValueError: no")
-    assert event["message"].startswith(100 * letter)
+    launcher.settimeout(5)
+    traceback = 200_000 * letter + "ValueError: no"
+    teller = threading.Thread(
+        target=lambda: Channel(worker, time.monotonic).failure(200_000 * letter, traceback, status=1)
+    )
+    teller.start()
+    events: list[Event] = []
+    while not events or events[-1]["event"] != "failure":
+        events.append(json.loads(launcher.recv(MAX_MESSAGE_BYTES)))
+    teller.join()
+    assert "".join(event["text"] for event in events[:-1]) == traceback
+    assert events[-1]["message"].startswith(100 * letter)
 
 
 def test_a_failure_is_worth_a_short_wait(ends: tuple[socket.socket, socket.socket]) -> None:

@@ -136,7 +136,7 @@ def test_wrong_toml_is_refused(text: str, field: str, shown: str, fix: str) -> N
 
 
 def test_a_wrong_field_in_code_is_refused() -> None:
-    with pytest.raises(TypeError, match="dta"):
+    with pytest.raises(ConfigError, match=r"^dta=4: .*did you mean 'data'\?"):
         Strategy(dta=4)
 
 

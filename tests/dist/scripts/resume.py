@@ -1,4 +1,7 @@
-"""Train some epochs from a checkpoint to another: `resume.py OUT EPOCHS [FROM] [TO]` (`-` for none)."""
+"""Train some epochs from a checkpoint to another: `resume.py OUT EPOCHS FROM TO [STEPS]` (`-` for none).
+
+With STEPS, the run is saved in the middle of its last epoch, after that many steps of it, and ends there.
+"""
 
 import json
 import sys
@@ -22,11 +25,17 @@ model, optimizer, loader = fleet.distribute(
 )
 if source != "-":
     fleet.load(source, model, optimizer, scheduler, loader)
+steps = int(sys.argv[5]) if len(sys.argv) > 5 else None
 losses = []
-for _ in range(epochs):
-    losses += [float(fleet.step(x, y, nn.functional.mse_loss)) for x, y in loader]
-    scheduler.step()
-if target != "-":
+for epoch in range(epochs):
+    for step, (x, y) in enumerate(loader, 1):
+        losses.append(float(fleet.step(x, y, nn.functional.mse_loss)))
+        if (epoch + 1, step) == (epochs, steps):
+            fleet.save(target, model, optimizer, scheduler, loader)
+            break
+    else:
+        scheduler.step()
+if target != "-" and steps is None:
     fleet.save(target, model, optimizer, scheduler, loader)
 if fleet.is_first:
     out.write_text(json.dumps(losses))

@@ -146,6 +146,31 @@ def batch_norm(fleet):
     return model, [fleet.step(x, y, cross_entropy).item() for _, (x, y) in batches(loader)]
 
 
+def moving_average(fleet):
+    """A model that keeps a moving average of its inputs, a count of them, and a table that never changes."""
+
+    class Average(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(36, 5)
+            self.register_buffer("mean", torch.zeros(36))
+            self.register_buffer("largest", torch.zeros((), dtype=torch.long))
+            self.register_buffer("table", torch.rand(7) / 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.flatten(1)
+            if self.training:
+                self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+                self.largest.fill_(int(x.max() * 1000))
+            return self.linear(x - self.mean)
+
+    model, _, loader = parts(fleet, Average())
+    table = model.table.clone()
+    losses = [fleet.step(x, y, cross_entropy).item() for _, (x, y) in batches(loader)]
+    assert torch.equal(model.table, table)
+    return model, losses
+
+
 def state(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
@@ -157,6 +182,7 @@ def main() -> None:
     out = Path(sys.argv[1])
     names = sys.argv[2:] or [
         "plain_loop", "whole_step", "clipped_and_scheduled", "accumulated", "branching", "batch_norm",
+        "moving_average",
     ]  # fmt: skip
     fleet = argosy.init(run_folder=out / "run")
     torch.manual_seed(fleet.rank)  # replicas start apart: it is Argosy that makes them the same

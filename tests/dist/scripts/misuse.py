@@ -1,0 +1,103 @@
+"""Things that scripts do wrong, or do in unusual ways: `misuse.py NAME`."""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+import argosy
+
+
+def parts(fleet, batch_size=4, samples=40):
+    model = nn.Linear(3, 1)
+    data = TensorDataset(torch.ones(samples, 3), torch.ones(samples, 1))
+    return fleet.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(data, batch_size=batch_size))
+
+
+def skip_a_batch(fleet):
+    model, _, loader = parts(fleet)
+    for step, (x, y) in enumerate(loader):
+        if step == 2 and fleet.rank == 1:
+            continue
+        mse_loss(model(x), y).backward()
+
+
+def two_loaders(fleet):
+    model, _, loader = parts(fleet, batch_size=10)
+    other = fleet.distribute(DataLoader(TensorDataset(torch.ones(25, 3)), batch_size=5))
+    for (x, y), (z,) in zip(loader, other, strict=False):
+        (mse_loss(model(x), y) + model(z).mean()).backward()
+
+
+def distribute_twice(fleet):
+    model, _, _ = parts(fleet)
+    fleet.distribute(model)
+
+
+def other_shapes(fleet):
+    fleet.distribute(nn.Linear(3, 1 + fleet.rank))
+
+
+def other_data(fleet):
+    parts(fleet, samples=40 + fleet.rank)
+
+
+def sparse(fleet):
+    model = fleet.distribute(nn.Embedding(10, 3, sparse=True))
+    model(torch.tensor([1])).sum().backward()
+
+
+def join_again(fleet):
+    fleet.close()
+    with argosy.init() as again:
+        assert again.mean(float(again.rank)) == 0.5
+    with argosy.init() as third:
+        third.print("joined three times")
+
+
+def leave(fleet):
+    """Threads of Gloo that outlive the group may abort the process while the interpreter ends."""
+    model, optimizer, loader = parts(fleet)
+    for x, y in loader:
+        fleet.step(x, y, mse_loss)
+    fleet.close()
+    threads = [Path(f"/proc/self/task/{task}/comm").read_text() for task in os.listdir("/proc/self/task")]
+    assert not [name for name in threads if "gloo" in name], threads
+
+
+def change_folder(fleet):
+    os.chdir("/")
+    fleet.save(fleet.run_folder / "net", parts(fleet)[0])
+
+
+def reentrant_checkpoint(fleet):
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 1)
+
+        def forward(self, x):
+            return checkpoint(self.last, self.first(x), use_reentrant=True)
+
+    torch.manual_seed(0)
+    model = Net()
+    plain = [p.detach().clone() for p in model.parameters()]
+    fleet.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    x, y = torch.full((2, 3), 1.0 + fleet.rank), torch.ones(2, 1)
+    loss = fleet.step(x, y, mse_loss)
+    with torch.no_grad():
+        for value, parameter in zip(plain, model.parameters(), strict=True):
+            both = parameter.grad.clone()
+            fleet_mean = fleet.mean(both)
+            assert torch.equal(both, fleet_mean)
+            torch.testing.assert_close(parameter, value - 0.1 * both)
+    assert loss > 0
+
+
+fleet = argosy.init()
+globals()[sys.argv[1]](fleet)
