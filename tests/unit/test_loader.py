@@ -1,89 +1,30 @@
 """The loader: every sample exactly once, in an order that does not depend on the number of workers."""
 
-import collections
 import copy
-import itertools
-import random
+import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loader_harness import UNEQUAL, Buckets, Job, Keys, Make, Mode, alone, flat
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     DistributedSampler,
     IterableDataset,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    SubsetRandomSampler,
     TensorDataset,
-    WeightedRandomSampler,
 )
 
 from argosy.config import ConfigError
 from argosy.data.batches import BatchConfig
 from argosy.data.cursor import Cursor, Position
 from argosy.data.loader import Loader
-
-Mode = Literal["per-worker", "global"]
-Make = Callable[[], DataLoader[Any]]
-Steps = list[list[Any]]
-
-
-def alone(script: DataLoader[Any], cursor: Cursor | None = None) -> Loader:
-    return Loader(script, BatchConfig(), workers=1, rank=0, cursor=cursor or Cursor())
-
-
-@contextmanager
-def process_of(rank: int) -> Iterator[None]:
-    """Random states as a worker's own process has them: unlike those of any other."""
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1000 + rank)
-        random.seed(1000 + rank)
-        np.random.seed(1000 + rank)
-        yield
-    random.setstate(states[0])
-    np.random.set_state(states[1])
-
-
-class Job:
-    """The loaders of all workers, each with its own DataLoader and random state."""
-
-    def __init__(self, world: int, make: Make, mode: Mode = "per-worker", seed: int = 0) -> None:
-        self.loaders = []
-        for rank in range(world):
-            with process_of(rank):
-                self.loaders.append(Loader(make(), BatchConfig(batch=mode, seed=seed), world, rank, Cursor()))
-
-    def shares(self) -> list[list[Any]]:
-        """One epoch: by rank, by step, what the worker is given."""
-        shares = []
-        for rank, loader in enumerate(self.loaders):
-            with process_of(rank):
-                shares.append(list(loader))
-        return shares
-
-    def steps(self) -> Steps:
-        """One epoch: by step, the samples of all workers in the order of ranks."""
-        return [[x for share in step for x in share.tolist()] for step in zip(*self.shares(), strict=True)]
-
-    def set_epoch(self, epoch: int) -> None:
-        for loader in self.loaders:
-            loader.epoch = epoch
-
-
-def flat(steps: Steps) -> list[Any]:
-    return list(itertools.chain.from_iterable(steps))
-
 
 # Every sample exactly once.
 
@@ -176,229 +117,6 @@ def test_a_loaders_state_continues_on_any_number_of_workers() -> None:
         loader.load_state_dict(earlier.loaders[0].state_dict())
     assert later.steps() == earlier.steps()
     assert later.steps() == earlier.steps()
-
-
-# The script's own samplers.
-
-
-class Keys(Sampler[Any]):
-    """Yields keys that are no numbers."""
-
-    def __init__(self, keys: list[Any]) -> None:
-        self.keys = keys
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self.keys[number] for number in torch.randperm(len(self.keys)).tolist())
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-
-class Drawn(Sampler[int]):
-    """Shuffles in its own way."""
-
-    def __init__(self, shuffle: Callable[[list[int]], None]) -> None:
-        self.shuffle = shuffle
-
-    def __iter__(self) -> Iterator[int]:
-        order = list(range(20))
-        self.shuffle(order)
-        return iter(order)
-
-    def __len__(self) -> int:
-        return 20
-
-
-class OwnGenerator(Sampler[int]):
-    """Has a generator of its own, which no two workers have in the same state."""
-
-    def __init__(self) -> None:
-        self.generator = torch.Generator()
-        self.generator.manual_seed(random.getrandbits(32))
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(torch.randperm(20, generator=self.generator).tolist())
-
-    def __len__(self) -> int:
-        return 20
-
-
-class Told(OwnGenerator):
-    """Is told the epoch, and shuffles by nothing else."""
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(torch.randperm(20, generator=torch.Generator().manual_seed(self.epoch)).tolist())
-
-
-SAMPLERS: dict[str, Callable[[], Sampler[int]]] = {
-    "subset": lambda: SubsetRandomSampler(range(20)),
-    "weighted": lambda: WeightedRandomSampler([1.0 + number for number in range(20)], 20, replacement=False),
-    "own generator": OwnGenerator,
-    "told the epoch": Told,
-    "yields tensors": lambda: Drawn(lambda order: order.__setitem__(slice(None), torch.randperm(20).unbind())),
-    "python's random": lambda: Drawn(random.shuffle),
-    "numpy's random": lambda: Drawn(np.random.shuffle),
-}
-
-
-@pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS.keys())
-def test_all_workers_draw_the_same_from_a_sampler(make: Callable[[], Sampler[int]]) -> None:
-    def loader() -> DataLoader[Any]:
-        return DataLoader(range(20), 3, sampler=make())
-
-    job = Job(3, loader)
-    first, second = job.steps(), job.steps()
-    assert sorted(flat(first)) == sorted(flat(second)) == list(range(20))
-    assert first != second, "a new order each epoch"
-    assert Job(3, loader).steps() == first, "seed and epoch decide it"
-    assert flat(Job(1, loader).steps()) == flat(first), "the number of workers does not"
-
-
-def test_workers_that_draw_differently_can_be_told_apart() -> None:
-    def outlines(shuffle: Callable[[list[int]], None]) -> list[list[str]]:
-        return [loader.outline() for loader in Job(2, lambda: DataLoader(range(20), 3, sampler=Drawn(shuffle))).loaders]
-
-    same, different = outlines(random.shuffle), outlines(random.Random(0).shuffle)
-    assert same[0] == same[1]
-    assert different[0] != different[1], "one generator for both workers: the second draws on"
-
-
-def test_a_sampler_that_repeats_samples_may_do_so() -> None:
-    def make(weights: list[float]) -> Make:
-        return lambda: DataLoader(range(4), 2, sampler=WeightedRandomSampler(weights, 40))
-
-    assert flat(Job(3, make([0, 0, 1, 0])).steps()) == [2] * 40
-    assert flat(Job(3, make([1, 1, 1, 1])).steps()) == flat(Job(1, make([1, 1, 1, 1])).steps())
-
-
-def test_a_random_sampler_may_draw_a_part_of_the_dataset() -> None:
-    job = Job(2, lambda: DataLoader(range(50), 4, sampler=RandomSampler(range(50), num_samples=10)))
-    seen = flat(job.steps())
-    assert len(set(seen)) == len(seen) == 10
-
-
-@pytest.mark.parametrize("keys", [list("abcdefg"), [(number, "left") for number in range(7)]], ids=["text", "tuples"])
-def test_a_sampler_may_yield_any_keys(keys: list[Any]) -> None:
-    dataset: Any = {key: number for number, key in enumerate(keys)}
-    job = Job(2, lambda: DataLoader(dataset, 2, sampler=Keys(keys)))
-    assert sorted(flat(job.steps())) == list(range(7))
-
-
-class Buckets(Sampler[list[int]]):
-    """Batches of samples that belong together, such as sentences of one length."""
-
-    def __init__(self, batches: list[list[int]]) -> None:
-        self.batches = batches
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-
-EQUAL = [[0, 1], [2, 3], [4, 5], [6, 7]]
-UNEQUAL = [[0, 1, 2], [3], [4, 5], [6, 7, 8, 9]]
-
-
-@pytest.mark.parametrize("batches", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
-def test_a_batch_sampler_gives_each_worker_one_of_its_batches(batches: list[list[int]]) -> None:
-    job = Job(2, lambda: DataLoader(range(10), batch_sampler=Buckets(batches)))
-    shares = job.shares()
-    assert [[shares[rank][step].tolist() for rank in range(2)] for step in range(2)] == [batches[:2], batches[2:]]
-
-
-def test_a_batch_sampler_makes_the_jobs_steps_when_batches_are_global() -> None:
-    job = Job(3, lambda: DataLoader(range(10), batch_sampler=Buckets(UNEQUAL)), "global")
-    assert job.steps() == UNEQUAL
-
-
-@pytest.mark.parametrize("mode", ["per-worker", "global"])
-@pytest.mark.parametrize("world", [1, 2, 3, 7])
-def test_batches_of_a_batch_sampler_come_exactly_once(world: int, mode: Mode) -> None:
-    job = Job(world, lambda: DataLoader(range(10), batch_sampler=Buckets(UNEQUAL)), mode)
-    assert flat(job.steps()) == list(range(10))
-
-
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("kind", [RandomSampler, SequentialSampler])
-def test_a_plain_batch_sampler_is_as_good_as_a_batch_size(kind: type[Sampler[int]], drop_last: bool) -> None:
-    job = Job(2, lambda: DataLoader(range(10), batch_sampler=BatchSampler(kind(range(10)), 4, drop_last)))
-    assert len(set(flat(job.steps()))) == (8 if drop_last else 10)
-
-
-# A worker without a share.
-
-
-class Sample(NamedTuple):
-    image: Tensor
-    label: int
-
-
-def nested(number: int) -> dict[str, Any]:
-    return {
-        "image": torch.full((3, 4), number),
-        "pair": (number, 0.5),
-        "name": f"n{number}",
-        "sample": Sample(torch.ones(2), 1),
-    }
-
-
-def test_an_empty_share_is_an_empty_batch_of_the_right_shape() -> None:
-    job = Job(4, lambda: DataLoader([nested(number) for number in range(5)], 1))
-    first, *others = job.shares()
-    assert first[1]["name"] == ["n4"]
-    for full, empty in others:
-        assert empty["name"] == []
-        assert (empty["image"].shape, empty["image"].dtype) == ((0, 3, 4), full["image"].dtype)
-        assert [(part.shape, part.dtype) for part in empty["pair"]] == [((0,), part.dtype) for part in full["pair"]]
-        assert type(empty["sample"]) is Sample
-        assert (empty["sample"].image.shape, empty["sample"].label.shape) == ((0, 2), (0,))
-
-
-def last_share_of_two_workers(collate: Callable[[list[Any]], Any]) -> Any:
-    """What the second worker is given in a step of one sample."""
-    dataset = [(torch.ones(3, 2), number) for number in range(3)]
-    return Job(2, lambda: DataLoader(dataset, 1, collate_fn=collate)).shares()[1][-1]
-
-
-def test_a_batch_of_arrays_is_emptied() -> None:
-    x, y = last_share_of_two_workers(lambda samples: tuple(map(np.stack, zip(*samples, strict=True))))
-    assert (x.shape, y.shape) == ((0, 3, 2), (0,))
-
-
-@pytest.mark.parametrize(
-    ("collate", "empty"),
-    [
-        (lambda samples: [label for _, label in samples], []),
-        (lambda samples: tuple(zip(*samples, strict=True)), ((), ())),
-    ],
-    ids=["list of samples", "lists of parts"],
-)
-def test_a_batch_of_lists_of_samples_is_emptied(collate: Callable[[list[Any]], Any], empty: Any) -> None:
-    assert last_share_of_two_workers(collate) == empty
-
-
-def test_what_is_not_of_a_sample_stays_in_an_empty_batch() -> None:
-    fixed = {"mask": None, "task": "digits", "scale": 0.5, "width": 28}
-    batch = last_share_of_two_workers(lambda samples: {"x": torch.stack([x for x, _ in samples]), **fixed})
-    assert batch.pop("x").shape == (0, 3, 2)
-    assert batch == fixed
-
-
-@pytest.mark.parametrize("kind", [collections.OrderedDict, collections.UserDict])
-def test_an_empty_batch_keeps_its_kind(kind: type[Any]) -> None:
-    batch = last_share_of_two_workers(lambda samples: kind(x=torch.stack([x for x, _ in samples])))
-    assert type(batch) is kind
-    assert batch["x"].shape == (0, 3, 2)
-
-
-def test_a_batch_that_cannot_be_emptied_is_refused_with_the_way_out() -> None:
-    with pytest.raises(TypeError, match=r"type object .*drop_last=True"):
-        last_share_of_two_workers(lambda samples: object())
 
 
 # What cannot be divided.
@@ -553,3 +271,33 @@ def test_an_epoch_draws_the_random_numbers_of_a_plain_loader_in_order(make: Make
     for workers, rank in (1, 0), (3, 0), (3, 2):
         loader = Loader(make(), BatchConfig(), workers, rank, Cursor())
         assert torch.equal(random_after(lambda loader=loader: list(loader)), plain)
+
+
+class SlowAtFirst(Dataset[int]):
+    """The first loading process takes long over its samples, so that batches overtake each other."""
+
+    def __getitem__(self, index: int) -> int:
+        if index < 4:
+            time.sleep(0.3)
+        return index
+
+    def __len__(self) -> int:
+        return 17
+
+
+def test_batches_that_could_overtake_each_other_still_belong_to_their_shares() -> None:
+    cursor = Cursor()
+    script = DataLoader(SlowAtFirst(), 2, num_workers=2, in_order=False)
+    with pytest.warns(UserWarning, match="in_order=False"):
+        loader = alone(script, cursor)
+    assert [(len(batch), int(cursor.samples)) for batch in loader] == [(2, 2)] * 8 + [(1, 1)]
+
+
+def test_a_dataloader_with_an_iteration_of_its_own_is_refused() -> None:
+    class Endless(DataLoader[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            while True:
+                yield from super().__iter__()
+
+    with pytest.raises(TypeError, match="Endless has an __iter__ of its own"):
+        alone(Endless(range(4)))
