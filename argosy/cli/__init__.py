@@ -1,1 +1,1 @@
-"""The command line: `argosy run`, `argosy secret`."""
+"""The command line: `argosy run`, `argosy secret`, `argosy simulate`."""
