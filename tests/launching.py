@@ -46,7 +46,14 @@ def start(command: Sequence[str | Path], **environment: str) -> subprocess.Popen
         text=True,
         env={**os.environ, **environment},
         start_new_session=True,
+        preexec_fn=_as_from_a_terminal,
     )
+
+
+def _as_from_a_terminal() -> None:
+    """A shell that starts the tests in the background, or nohup, has them ignore signals, and what they start too."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def run(command: Sequence[str | Path], deadline_seconds: float = 90, **environment: str) -> Finished:
