@@ -42,7 +42,7 @@ class Config:
     argosy.config.ConfigError: degrees=450: an oven stays below 300
     """
 
-    def __new__(cls, *_: object, **values: object) -> Config:
+    def __new__(cls, /, *_: object, **values: object) -> Config:
         """Refuse unknown fields as they are refused in every other spelling."""
         for name, value in values.items():
             if name not in hints(cls):

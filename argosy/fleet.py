@@ -34,7 +34,7 @@ from argosy.control.client import Client
 from argosy.control.job import Job
 from argosy.control.store import CoordinatorStore
 from argosy.data.batches import BatchConfig
-from argosy.data.cursor import Cursor
+from argosy.data.cursor import Cursor, Position
 from argosy.data.loader import Loader
 from argosy.observe.channel import Channel
 from argosy.observe.events import Event, EventLog
@@ -76,6 +76,8 @@ class Fleet:
         self.strategy, self.run_folder = strategy, run_folder
         self._leaving = leaving or ExitStack()
         self._distributed: list[Any] = []
+        self._counted: Position | None = None
+        self._counting: Optimizer | None = None
         self._job, self._group, self._cursor = job, group, Cursor()
         self._models: list[nn.Module] = []
         self._optimizers: list[Optimizer] = []
@@ -257,10 +259,10 @@ class Fleet:
             raise ValueError(f"this {type(part).__name__} is distributed already; distribute each object once")
         self._distributed.append(part)
         if isinstance(part, nn.Module):
-            DataParallel(part, self._group, self._cursor, number=len(self._distributed))
+            parallel = DataParallel(part, self._group, self._cursor, number=len(self._distributed))
+            self._leaving.callback(parallel.close)
         elif isinstance(part, Optimizer):
-            if part is self._optimizers[0]:  # of several, such as a GAN's, the first one counts the steps
-                part.register_step_post_hook(self._stepped)
+            self._leaving.callback(part.register_step_post_hook(self._stepped).remove)
         elif isinstance(part, DataLoader):
             loader = Loader(part, self.strategy.part(BatchConfig), self.world, self.rank, self._cursor)
             check_agreement("the data", loader.outline(), self._group)
@@ -274,9 +276,12 @@ class Fleet:
             )
         return part
 
-    def _stepped(self, *_: Any) -> None:
-        """After each step of the first optimizer."""
+    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        """After each step of an optimizer. Of several in turn, such as a GAN's, the first one counts the steps."""
         at, loss = self._cursor.at, self._cursor.mean_loss
+        if at is not None and at == self._counted and optimizer is not self._counting:
+            return
+        self._counted, self._counting = at, optimizer
         self._cursor.mean_loss = None
         if at is None:
             self._meter.step(epoch=0, batch=self._meter.steps, batches=0, samples=0, loss=loss)

@@ -34,8 +34,9 @@ class CheckpointError(RuntimeError):
 def write(folder: Path, states: dict[str, Any]) -> None:
     """Write the state of each named object, replacing the checkpoint that the folder held."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _sync(folder.parent)
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            _sync(folder.parent)
         parts = {name: _write_part(folder, name, state) for name, state in states.items()}
         manifest = json.dumps({"format": FORMAT, "sha256": _digest(parts), "parts": parts}, indent=1)
         aside = folder / ".manifest.json.tmp"
@@ -65,6 +66,7 @@ def _write_part(folder: Path, name: str, state: Any) -> dict[str, Any]:
     except TypeError as error:
         raise TypeError(f"{name}: {error}") from None
     aside = folder / f".{name}.safetensors.tmp"
+    aside.unlink(missing_ok=True)
     aside.touch()
     mode = aside.stat().st_mode  # as the user's umask has it; safetensors would keep the file from all others
     try:

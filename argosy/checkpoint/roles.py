@@ -19,8 +19,11 @@ def roles(parts: tuple[Any, ...]) -> dict[str, Any]:
             raise TypeError(f"a checkpoint holds models, optimizers, schedulers, loaders, not {type(part).__name__}")
         known = (name for name, kind in _KINDS.items() if isinstance(part, kind))
         role = next(known, type(part).__name__.lower())
-        number = sum(name.rstrip("0123456789") == role for name in named) + 1
-        named[role if number == 1 else f"{role}{number}"] = part
+        name, number = role, 1
+        while name in named:
+            number += 1
+            name = f"{role}{number}"
+        named[name] = part
     if not named:
         raise TypeError("name what is to be saved or loaded: fleet.save(path, model, optimizer)")
     return named

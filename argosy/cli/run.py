@@ -17,6 +17,8 @@ from argosy.launch.nodes import NodesDisagree
 from argosy.launch.screen import Screen
 from argosy.strategy import ConfigError, Strategy
 
+_HURRIED_SECONDS = 1.0
+
 
 class LaunchError(RuntimeError):
     """A run that could not be started."""
@@ -64,10 +66,16 @@ def run(
 def _run(launch: Launch) -> int:
     launch.check()
     screen = Screen()
+    status = 2
     try:
-        return asyncio.run(Launcher(launch, screen).run())
+        status = asyncio.run(Launcher(launch, screen).run())
     finally:
-        screen.close()
+        # No worker is left: waiting for a slow reader harms nobody, unless the user wants to see the end of it.
+        try:
+            screen.close(_HURRIED_SECONDS if status > 128 else None)
+        except KeyboardInterrupt:
+            os._exit(130)
+    return status
 
 
 def _secret(file: Path | None) -> Secret | None:

@@ -33,9 +33,14 @@ def simulate(
 ) -> None:
     """Simulate the algorithms of a COLLECTIVE on a cluster: a table for one size, a plot over sizes."""
     kind, size_bytes = parse_collective(collective), parse_size(size)
-    for name, value in (("ranks", ranks), ("per-host", per_host), ("gbits", gbits), ("reduce-gbytes", reduce_gbytes)):
+    positive = {"ranks": ranks, "per-host": per_host, "gbits": gbits}
+    positive |= {"host-gbytes": host_gbytes, "reduce-gbytes": reduce_gbytes}
+    for name, value in positive.items():
         if value <= 0:
             raise typer.BadParameter(f"--{name} {value}: it must be more than 0")
+    for name, value in (("latency-us", latency_us), ("host-latency-us", host_latency_us)):
+        if value < 0:
+            raise typer.BadParameter(f"--{name} {value}: it must be 0 or more")
     topology = Topology.uniform(
         ranks,
         per_host,

@@ -28,7 +28,7 @@ def simulate_sizes(schedule: Schedule, topology: Topology, sizes_bytes: Sequence
     """The same for several sizes at once."""
     if schedule.ranks != topology.ranks:
         raise ValueError(f"the schedule has {schedule.ranks} ranks and the topology {topology.ranks}")
-    slot_bytes = np.array(sizes_bytes, dtype=np.float64) / schedule.slots
+    slot_bytes = np.array(sizes_bytes, dtype=np.float64) / schedule.data_slots
     hosts = topology.host_array()
     clock = np.zeros((topology.ranks, len(slot_bytes)))
     flow: Flow | None = None
@@ -52,7 +52,8 @@ class Flow:
     def suits(self, part: Round) -> bool:
         """Whether a round is like the one this was made for; algorithms share the columns that do not change."""
         mine = self._part
-        return part.source is mine.source and part.target is mine.target and part.width is mine.width
+        same = part.source is mine.source and part.target is mine.target
+        return same and part.width is mine.width and part.reduce is mine.reduce
 
     def after(self, clock: Floats, slot_bytes: Floats) -> Floats:
         """The clocks after the round: one row for each rank, one column for each size."""
@@ -92,7 +93,7 @@ def bytes_sent(schedule: Schedule, topology: Topology, size_bytes: float) -> tup
     hosts = topology.host_array()
     by_rank, by_host = np.zeros(topology.ranks), np.zeros(int(hosts.max(initial=0)) + 1)
     for part in schedule.rounds:
-        size = part.width * (size_bytes / schedule.slots)
+        size = part.width * (size_bytes / schedule.data_slots)
         np.add.at(by_rank, part.source, size * (part.source != part.target))
         np.add.at(by_host, hosts[part.source], size * (hosts[part.source] != hosts[part.target]))
     return float(by_rank.max(initial=0.0)), float(by_host.max(initial=0.0))

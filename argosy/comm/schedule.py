@@ -80,6 +80,11 @@ class Schedule:
     rounds: Sequence[Round]
     root: int = 0
 
+    @property
+    def data_slots(self) -> int:
+        """The slots that hold a rank's data; all-to-all has as many again to receive into."""
+        return self.slots // 2 if self.collective is Collective.ALL_TO_ALL else self.slots
+
     def programs(self) -> list[list[Step]]:
         """The steps of each rank, in order: in each round a rank first sends, then receives. This is what is run."""
         programs: list[list[Step]] = [[] for _ in range(self.ranks)]

@@ -37,6 +37,9 @@ State = list[list[Symbol | None]]
 
 def verify(schedule: Schedule) -> None:
     """Prove that a schedule does what its collective promises; raise `ScheduleError` if it does not."""
+    one_each = (Collective.REDUCE_SCATTER, Collective.ALL_GATHER, Collective.ALL_TO_ALL)
+    if schedule.collective in one_each and schedule.data_slots != schedule.ranks:
+        raise ScheduleError(f"{schedule.collective.value} has a slot of data for each rank, not {schedule.data_slots}")
     for number, part in enumerate(schedule.rounds):
         check_rounds(part, schedule, number)
     final = execute(schedule.programs(), initial(schedule))
@@ -132,6 +135,9 @@ def _describe_waits(programs: list[list[Step]], position: list[int], waiting: se
 
 def check_rounds(part: Round, schedule: Schedule, number: int) -> None:
     """Refuse a round that cannot run in place: a slot out of range, written twice, or sent and written."""
+    ranks = np.concatenate([part.source, part.target])
+    if part.size and not 0 <= ranks.min() <= ranks.max() < schedule.ranks:
+        raise ScheduleError(f"round {number} names ranks that do not exist")
     ends = np.maximum(part.begin, part.into) + part.width
     if part.size and (
         ends.max() > schedule.slots or min(part.begin.min(), part.into.min()) < 0 or part.width.min() < 1

@@ -33,7 +33,8 @@ class Cursor:
         self.weight = 1.0
         self.loss: float | None = None
         self.mean_loss: float | None = None
-        self._live: dict[int, Position] = {}  # by loader: loops nest, and may run side by side
+        self._live: dict[int, Position] = {}  # by loader, the last to move last: loops nest, and may run side by side
+        self._moved: set[int] = set()  # loaders whose batch may be in the next loss
 
     @property
     def at(self) -> Position | None:
@@ -54,7 +55,9 @@ class Cursor:
                 stacklevel=3,
             )
         self.loss = None
+        self._live.pop(id(loader), None)
         self._live[id(loader)] = position
+        self._moved.add(id(loader))
         self.weight = position.samples
 
     def leave(self, loader: object, seen: int) -> None:
@@ -68,8 +71,12 @@ class Cursor:
         return loss
 
     def check_one_weight(self) -> None:
-        """Refuse loaders that run side by side and divide their batches differently: no one weight would be right."""
-        shares = [(position.samples, position.total) for position in self._live.values()]
+        """Refuse loaders that run side by side and divide their batches differently: no one weight would be right.
+
+        Only those count that have moved since it was last asked: the batch of another is not in this loss.
+        """
+        shares = [(at.samples, at.total) for loader, at in self._live.items() if loader in self._moved]
+        self._moved.clear()
         if any(samples * shares[0][1] != shares[0][0] * total for samples, total in shares):
             told = " and ".join(f"{samples} of {total} samples" for samples, total in shares)
             raise RuntimeError(

@@ -28,12 +28,13 @@ class Loader:
         _refuse_unusable(loader)
         self.epoch = 0
         self._start = 0  # samples of the next epoch that an earlier run has trained on
-        self._inside: tuple[int, int] | None = None  # the epoch under way, and its samples handed out
+        self._inside: tuple[int, int] | None = None  # the epoch begun last, if unfinished, and its samples handed out
+        self._current: Epoch | None = None
         self._script, self._cursor = loader, cursor
         self._plan = Plan(loader, config, workers, rank)
         self._sampler = _EpochSampler()
         self._inner = _with_batch_sampler(loader, self._sampler)
-        self._plan.epoch(0)  # a sampler that cannot be divided says so now, not in the middle of a job
+        self._plan.epoch(0, 0)  # a sampler that cannot be divided says so now, not in the middle of a job
 
     @property
     def arithmetic(self) -> str:
@@ -45,7 +46,10 @@ class Loader:
         return self._plan.outline()
 
     def state_dict(self) -> dict[str, int]:
-        """What a checkpoint keeps: the epoch, and how many of its samples are trained, the batch in hand included."""
+        """What a checkpoint keeps: the epoch, and how many of its samples are trained, the batch in hand included.
+
+        An epoch that was broken off is continued; iterating the loader again begins the next one instead.
+        """
         number, samples = self._inside or (self.epoch, self._start)
         return {"epoch": number, "samples": samples}
 
@@ -54,13 +58,15 @@ class Loader:
         self.epoch, self._start = state["epoch"], state["samples"]
 
     def __len__(self) -> int:
-        return len(self._plan.epoch(self.epoch, self._start))
+        """Steps of the epoch under way or, between epochs, of the next one."""
+        return len(self._current or self._plan.epoch(self.epoch, self._start))
 
     def __iter__(self) -> Iterator[Any]:
         number, handed = self.epoch, self._start
         epoch = self._plan.epoch(number, handed)
         self.epoch, self._start = number + 1, 0
-        self._sampler.epoch = epoch
+        self._sampler.epoch = self._current = epoch
+        self._inside = (number, handed) if handed else None
         seen = 0
         try:
             for step, (share, batch) in enumerate(zip(epoch, self._inner, strict=True)):
@@ -70,7 +76,8 @@ class Loader:
                 self._cursor.move(self, Position(number, step, len(epoch), len(share.indices), len(share.step)))
                 yield batch if share.indices else emptied(batch)
         finally:
-            self._inside = None
+            # `_inside` stays: a script that breaks off and then saves is to continue there.
+            self._current = None
             self._cursor.leave(self, seen)
 
     def __getattr__(self, name: str) -> Any:

@@ -28,14 +28,10 @@ class Plan:
         self._batches = cast(BatchSampler, loader.batch_sampler)
         self._config, self._workers, self._rank = config, workers, rank
         self._regular = type(self._batches) is BatchSampler
-        self._made: tuple[tuple[int, int], Epoch] | None = None
 
     def epoch(self, number: int, start: int = 0) -> Epoch:
-        """The steps of an epoch, from the first one after `start` samples."""
-        if self._made is None or self._made[0] != (number, start):
-            make = self._consecutive if self._regular else self._sampled
-            self._made = (number, start), make(number, start)
-        return self._made[1]
+        """The steps of an epoch, from the first one after `start` samples. A script's own sampler is drawn anew."""
+        return self._consecutive(number, start) if self._regular else self._sampled(number, start)
 
     def arithmetic(self) -> str:
         """How the script's batch became the job's, in one line."""

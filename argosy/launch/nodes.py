@@ -77,7 +77,10 @@ class Nodes:
 
     async def finish(self) -> None:
         """Wait until all nodes have finished, so that the coordinator outlives its users."""
-        await asyncio.to_thread(self._client.barrier, "nodes/finished", self._nodes, 7 * 24 * 3600.0)
+        try:
+            await asyncio.to_thread(self._client.barrier, "nodes/finished", self._nodes, 7 * 24 * 3600.0)
+        except ConnectionError:
+            await asyncio.Event().wait()  # `failure` sees it too, and says what is to be said
         await self._leave()
 
     async def _leave(self) -> None:

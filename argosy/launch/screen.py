@@ -2,17 +2,18 @@
 
 [Note: writing never waits]
 A terminal may be stopped (Ctrl-S), a pipe unread (`| less`), a disk full. The launcher must still see its workers end
-and its signals come, so a thread of its own writes to the screen, and lines that it cannot take any more are left out
-there; they are in the log files. An error of writing is never the reason for which a run ends.
+and its signals come, so each stream has a thread that writes to it. When many lines are waiting, the workers' output
+is not read for a while (`Screen.crowded`): they wait then, as anyone who writes into a full pipe does, and nothing is
+lost. An error of writing is never the reason for which a run ends.
 """
 
 from __future__ import annotations
 
 import codecs
 import os
-import queue
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -24,10 +25,66 @@ from argosy.observe.progress import progress_on
 
 _COLOURS = (36, 33, 35, 32, 34, 91, 96, 93, 95, 92, 94)
 _MAX_LINE = 64 * 1024
-_MAX_WAITING = 10_000
-_LAST_SECONDS = 2.0
+_CROWDED = 5_000
 
 Source = Literal["stdout", "stderr"]
+
+
+class Writer:
+    """A thread that writes to one stream. Lines that wait are written together."""
+
+    def __init__(self, name: Source) -> None:
+        self._name = name
+        self._waiting: deque[str | Callable[[], None]] = deque()
+        self._news = threading.Condition()
+        threading.Thread(target=self._work, name=f"screen-{name}", daemon=True).start()
+
+    def post(self, item: str | Callable[[], None]) -> None:
+        """A line to write, or something to do when the lines before it are written."""
+        with self._news:
+            self._waiting.append(item)
+            self._news.notify()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def flush(self, timeout_seconds: float | None) -> None:
+        """Wait until all that was posted is written; not longer than that, if a time is given."""
+        written = threading.Event()
+        self.post(written.set)
+        written.wait(timeout_seconds)
+
+    def _work(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._waiting)
+                items = [self._waiting.popleft() for _ in range(min(len(self._waiting), 500))]
+            lines: list[str] = []
+            for item in items:
+                if isinstance(item, str):
+                    lines.append(item)
+                    continue
+                self._write(lines)
+                lines = []
+                with suppress(OSError, ValueError):  # the terminal is gone
+                    item()
+            self._write(lines)
+
+    def _write(self, lines: list[str]) -> None:
+        if not lines:
+            return
+        stream = sys.stdout if self._name == "stdout" else sys.stderr
+        encoding = stream.encoding or "utf-8"
+        text = "".join(line + "\n" for line in lines)
+        try:
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            stream.flush()
+        except BrokenPipeError:
+            # Whoever read the output has gone (`| head`): training goes on, and the log files have everything.
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())
+        except (OSError, ValueError):
+            return  # the terminal is gone
 
 
 class Screen:
@@ -36,65 +93,41 @@ class Screen:
     def __init__(self) -> None:
         self._progress = progress_on(sys.stderr)
         self._plain = "NO_COLOR" in os.environ
-        self._waiting: queue.Queue[Callable[[], None]] = queue.Queue(_MAX_WAITING)
-        self._left_out = 0
-        threading.Thread(target=self._work, name="screen", daemon=True).start()
+        self._writers: dict[Source, Writer] = {"stdout": Writer("stdout"), "stderr": Writer("stderr")}
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so many lines are waiting that no more should be taken from the workers."""
+        return any(len(writer) > _CROWDED for writer in self._writers.values())
 
     def line(self, rank: int, text: str, source: Source = "stdout") -> None:
         """A line that a rank has written. Of what a carriage return overwrote, only the last state is shown."""
         shown = text.rstrip("\r").rsplit("\r", 1)[-1]
-        self._later(lambda: self._write(source, f"[{rank}]", _COLOURS[rank % len(_COLOURS)], shown))
+        self._post(source, f"[{rank}]", _COLOURS[rank % len(_COLOURS)], shown)
 
     def say(self, text: str) -> None:
         """A line of the launcher's own."""
-        self._later(lambda: self._write("stderr", "argosy:", 1, text))
+        self._post("stderr", "argosy:", 1, text)
 
     def event(self, event: Event) -> None:
         """An event of the first rank, for the progress line."""
-        self._later(lambda: self._progress.show(event))
+        self._writers["stderr"].post(lambda: self._progress.show(event))
 
     def end_progress(self) -> None:
         """Take the progress line away."""
-        self._later(self._progress.close)
+        self._writers["stderr"].post(self._progress.close)
 
-    def close(self) -> None:
-        """Take the progress line away, and wait until all lines are written, if somebody reads them."""
+    def close(self, timeout_seconds: float | None = None) -> None:
+        """Take the progress line away, and wait until all lines are written, for as long as the reader needs."""
         self.end_progress()
-        self.flush()
+        for writer in self._writers.values():
+            writer.flush(timeout_seconds)
 
-    def flush(self) -> None:
-        """Wait until all that was said is on the screen, but not for ever."""
-        written = threading.Event()
-        with suppress(queue.Full):
-            self._waiting.put(written.set, timeout=_LAST_SECONDS)
-            written.wait(_LAST_SECONDS)
-
-    def _later(self, write: Callable[[], None]) -> None:
-        try:
-            self._waiting.put_nowait(write)
-        except queue.Full:
-            self._left_out += 1
-
-    def _work(self) -> None:
-        while True:
-            write = self._waiting.get()
-            with suppress(OSError, ValueError):  # the terminal is gone, or was closed under the progress line
-                write()
-            if self._left_out and self._waiting.empty():
-                left_out, self._left_out = self._left_out, 0
-                self.say(f"{left_out} lines were not shown, because nobody read; the log files have them")
-
-    def _write(self, source: Source, prefix: str, colour: int, text: str) -> None:
+    def _post(self, source: Source, prefix: str, colour: int, text: str) -> None:
         stream = sys.stdout if source == "stdout" else sys.stderr
         if stream.isatty() and not self._plain:
             prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
-        try:
-            encoding = stream.encoding or "utf-8"
-            print(prefix, text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
-        except BrokenPipeError:
-            # Whoever read the output has gone (`| head`): training goes on, and the log files have everything.
-            with open(os.devnull, "wb") as nowhere:
-                os.dup2(nowhere.fileno(), stream.fileno())
+        self._writers[source].post(f"{prefix} {text}")
 
 
 class RankLog:
@@ -108,6 +141,11 @@ class RankLog:
         self._decoders = {"stdout": decoder("replace"), "stderr": decoder("replace")}
         self._complained = False
         self.shown = True
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the screen cannot take more lines now."""
+        return self.shown and self._screen.crowded
 
     def data(self, source: Source, data: bytes) -> None:
         """Bytes as they came; a line is shown when it is complete, or too long to wait for its end."""

@@ -25,6 +25,8 @@ from argosy.launch.screen import RankLog, Source
 from argosy.observe import channel
 from argosy.observe.events import Event
 
+_PAUSE_SECONDS = 0.02
+
 
 class Worker:
     """A running worker. `status` is None until it has ended; negative for a signal, as in `subprocess`."""
@@ -79,6 +81,7 @@ class Worker:
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 for pipe in self._pipes:
+                    pipe.resume(whatever=True)  # at most a pipe's capacity is left
                     await pipe.closed.wait()
 
     def _exited(self) -> None:
@@ -112,11 +115,28 @@ class _Pipe(asyncio.Protocol):
 
     def __init__(self, log: RankLog, source: Source) -> None:
         self._log, self._source = log, source
+        self._hurried = False
         self.closed = asyncio.Event()
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The stream begins."""
+        assert isinstance(transport, asyncio.ReadTransport)
+        self._transport = transport
+
     def data_received(self, data: bytes) -> None:
-        """Pass the bytes on."""
+        """Pass the bytes on, and read no more while the screen is crowded."""
         self._log.data(self._source, data)
+        if self._log.crowded and not self._hurried:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self.resume)
+
+    def resume(self, whatever: bool = False) -> None:
+        """Read on, if the screen takes more lines, or whatever it says."""
+        self._hurried |= whatever
+        if self._log.crowded and not self._hurried:
+            asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self.resume)
+        else:
+            self._transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         """The stream has ended."""

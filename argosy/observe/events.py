@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,12 @@ class EventLog:
 
 def record_end(path: Path, rank: int, status: str) -> None:
     """Write the `end` that a worker could not write itself, if it had begun to write events."""
-    if path.exists():
-        log = EventLog(path, rank)
-        log.emit("end", status=status)
-        log.close()
+    with suppress(OSError, IndexError):
+        last = path.read_bytes().splitlines()[-1]
+        if b'"event": "end"' not in last:
+            log = EventLog(path, rank)
+            log.emit("end", status=status)
+            log.close()
 
 
 def _finite(value: Any) -> Any:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils.hooks import RemovableHandle
 
 from argosy.comm.agree import check_agreement
 from argosy.comm.group import Group
@@ -36,6 +37,7 @@ class DataParallel:
 
     def __init__(self, model: nn.Module, group: Group, cursor: Cursor, number: int = 0) -> None:
         self._model, self._group, self._cursor, self._number = model, group, cursor, number
+        self._hooks: list[RemovableHandle] = []
         self._listening: set[nn.Parameter] = set()
         self._passes: set[int] = set()
         _refuse_unready(model)
@@ -45,14 +47,19 @@ class DataParallel:
         self._buffers = Buffers(model)
         self._listen()
         # A frozen parameter may be unfrozen during training: look again at every forward pass.
-        model.register_forward_pre_hook(lambda *_: self._listen())
+        self._hooks.append(model.register_forward_pre_hook(lambda *_: self._listen()))
         if group.size > 1:
-            tolerate_empty_batches(model, lambda: cursor.samples == 0)
+            self._hooks += tolerate_empty_batches(model, lambda: cursor.samples == 0)
+
+    def close(self) -> None:
+        """Listen no more: the model is the script's alone again."""
+        for hook in self._hooks:
+            hook.remove()
 
     def _listen(self) -> None:
         for parameter in self._model.parameters():
             if parameter.requires_grad and parameter not in self._listening:
-                parameter.register_post_accumulate_grad_hook(self._arrived)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))
                 self._listening.add(parameter)
 
     def _arrived(self, _: Tensor) -> None:
@@ -84,10 +91,11 @@ class DataParallel:
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [parameter.grad for _, parameter in named if parameter.grad is not None]
         drifted = [buffer for buffer, changes in zip(buffers, flags[len(named) :], strict=True) if changes]
-        self._average([*gradients, *(buffer for buffer in drifted if buffer.is_floating_point())], weight)
+        # Through `data`: a graph that is kept for another backward pass may hold the buffer, at the version it has.
+        self._average([*gradients, *(buffer.data for buffer in drifted if buffer.is_floating_point())], weight)
         for buffer in drifted:
             if not buffer.is_floating_point():
-                broadcast_tensor(buffer, self._group)
+                broadcast_tensor(buffer.data, self._group)
         self._buffers.note()
 
     def _count(self, flags: list[bool]) -> tuple[float, list[float]]:

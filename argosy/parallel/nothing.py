@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 
 from argosy.data.empty import STAND_INS
 
@@ -36,7 +37,7 @@ class Nothing(Tensor):
         return result
 
 
-def tolerate_empty_batches(model: nn.Module, is_empty: Callable[[], bool]) -> None:
+def tolerate_empty_batches(model: nn.Module, is_empty: Callable[[], bool]) -> list[RemovableHandle]:
     """Let the model run on an empty batch while `is_empty()` says that this worker has no sample."""
     standing_in = False
 
@@ -56,8 +57,7 @@ def tolerate_empty_batches(model: nn.Module, is_empty: Callable[[], bool]) -> No
     def cut_off(_: nn.Module, __: Any, output: Any) -> Any:
         return pytree.tree_map(_cut, output) if standing_in else None
 
-    model.register_forward_pre_hook(stand_in, with_kwargs=True)
-    model.register_forward_hook(cut_off)
+    return [model.register_forward_pre_hook(stand_in, with_kwargs=True), model.register_forward_hook(cut_off)]
 
 
 def _cut(value: Any) -> Any:

@@ -42,6 +42,21 @@ def test_a_group_that_was_left_has_no_threads() -> None:
     succeed(job("leave"))
 
 
+@pytest.mark.parametrize("name", ["backward_twice_with_buffers", "held_iterator"])
+def test_what_one_process_can_do_two_can(name: str) -> None:
+    succeed(job(name, "--strategy", "batch=global"))
+
+
+def test_a_model_that_comes_back_is_weighted_by_samples() -> None:
+    succeed(job("weights_after_joining_again", "--strategy", "batch=global"))
+
+
+def test_two_optimizers_in_turn_count_a_step_once() -> None:
+    succeed(job("two_optimizers"))
+    events = [json.loads(line) for line in Path("run/rank0.events.jsonl").read_text().splitlines()]
+    assert [event["batch"] for event in events if event["event"] == "step"] == [0, 1, 2, 3]
+
+
 def test_a_script_may_change_its_folder() -> None:
     succeed(job("change_folder"))
     assert Path("run/net/manifest.json").exists()

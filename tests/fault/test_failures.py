@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -80,6 +81,9 @@ def test_a_signal_to_the_launcher_ends_all_workers(tmp_path: Path, number: signa
         done = finish(launcher, deadline_seconds=LIMIT_SECONDS)
     assert done.status == status
     assert f"{number.name} was received" in done.err
+    for rank in range(3):
+        events = [json.loads(line)["event"] for line in (tmp_path / "run" / f"rank{rank}.events.jsonl").open()]
+        assert events.count("end") == 1, "a worker that cannot write its end has it written by the launcher"
     assert "Traceback" not in done.err
     assert_nothing_left(tmp_path)
 

@@ -82,6 +82,23 @@ def test_rounds_and_bytes_are_as_documented(name, rounds, sent, ranks: int) -> N
     assert bytes_sent(schedule, topology, 1.0)[0] == pytest.approx(sent(ranks))
 
 
+@pytest.mark.parametrize(
+    ("collective", "name", "sent"),
+    [
+        (Collective.REDUCE_SCATTER, "ring", 7 / 8),
+        (Collective.REDUCE_SCATTER, "halving_doubling", 7 / 8),
+        (Collective.ALL_GATHER, "ring", 7 / 8),
+        (Collective.ALL_GATHER, "halving_doubling", 7 / 8),
+        (Collective.BROADCAST, "tree", 3),
+        (Collective.REDUCE, "tree", 1),
+        (Collective.ALL_TO_ALL, "pairwise", 7 / 8),
+    ],
+)
+def test_the_other_collectives_send_as_documented(collective: Collective, name: str, sent: float) -> None:
+    topology = Topology.uniform(8)
+    assert bytes_sent(ALGORITHMS[collective][name](topology), topology, 1.0)[0] == pytest.approx(sent)
+
+
 @pytest.mark.parametrize(("hosts", "per_host"), [(2, 2), (4, 8), (3, 5)])
 def test_hierarchical_sends_over_the_network_what_one_rank_a_host_would(hosts: int, per_host: int) -> None:
     ranks = hosts * per_host

@@ -197,6 +197,17 @@ def test_objects_are_named_for_what_they_are() -> None:
     }
 
 
+def test_classes_that_are_named_like_a_second_object_are_kept_apart() -> None:
+    class Ema:
+        state_dict = load_state_dict = dict
+
+    class Ema2(Ema):
+        pass
+
+    parts = (Ema(), Ema(), Ema2(), Ema2())
+    assert list(roles(parts).values()) == list(parts)
+
+
 def test_other_objects_have_no_name_in_a_checkpoint() -> None:
     with pytest.raises(TypeError, match="not dict"):
         roles((nn.Linear(1, 1), {}))

@@ -116,11 +116,18 @@ def test_sizes_that_do_not_match_are_found() -> None:
         (transfers([0, 1], [1, 0], [0, 1], into=[1, 0]), "writes a slot that the same rank sends"),
         (transfers([0, 1], [2, 2], [0, 0]), "writes a slot twice"),
         (transfers([0], [1], [1], width=2), "slots that do not exist"),
+        (transfers([0], [3], [0]), "ranks that do not exist"),
     ],
 )
 def test_a_round_that_cannot_run_in_place_is_found(part, message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
         verify(Schedule("place", Collective.ALL_REDUCE, 3, 2, [part]))
+
+
+@pytest.mark.parametrize("collective", [Collective.ALL_GATHER, Collective.REDUCE_SCATTER])
+def test_data_that_no_rank_answers_for_is_found(collective: Collective) -> None:
+    with pytest.raises(ScheduleError, match="a slot of data for each rank, not 5"):
+        verify(Schedule("odd", collective, 2, 5, []))
 
 
 def test_reducing_into_an_empty_slot_is_found() -> None:

@@ -60,6 +60,49 @@ def join_again(fleet):
         third.print("joined three times")
 
 
+def weights_after_joining_again(fleet):
+    """Three samples on two workers: a model that was in the job before is weighted by samples all the same."""
+    model = nn.Linear(1, 1, bias=False)
+    for again in range(2):
+        job = argosy.init("batch=global") if again else fleet
+        fleet.distribute(model) if not again else job.distribute(model)
+        loader = job.distribute(DataLoader(TensorDataset(torch.tensor([[1.0], [2.0], [6.0]])), batch_size=3))
+        for (x,) in loader:
+            model.weight.grad = None
+            model(x).mean().backward()
+            assert model.weight.grad.item() == 3.0, model.weight.grad
+        job.close()
+
+
+def backward_twice_with_buffers(fleet):
+    model = fleet.distribute(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
+    out = model(torch.randn(8, 3))
+    out[:, 0].mean().backward(retain_graph=True)
+    out[:, 1].mean().backward()
+
+
+def held_iterator(fleet):
+    """A batch of another loader now and then, from an iterator that is never finished."""
+    model, optimizer, loader = parts(fleet, batch_size=4, samples=18)
+    held = iter(fleet.distribute(DataLoader(TensorDataset(torch.ones(64, 3)), batch_size=16)))
+    for step, (x, y) in enumerate(loader):
+        if step == 1:
+            with torch.no_grad():
+                model(next(held)[0])
+        fleet.step(x, y, mse_loss)
+        assert fleet.mean(1.0) == 1.0
+
+
+def two_optimizers(fleet):
+    one, two = nn.Linear(3, 3), nn.Linear(3, 1)
+    _, first = fleet.distribute(one, torch.optim.SGD(one.parameters(), lr=0.1))
+    _, second = fleet.distribute(two, torch.optim.SGD(two.parameters(), lr=0.1))
+    for (x,) in fleet.distribute(DataLoader(TensorDataset(torch.ones(16, 3)), batch_size=2)):
+        two(one(x)).mean().backward()
+        first.step()
+        second.step()
+
+
 def leave(fleet):
     """Threads of Gloo that outlive the group may abort the process while the interpreter ends."""
     model, optimizer, loader = parts(fleet)

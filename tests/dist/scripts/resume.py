@@ -31,11 +31,10 @@ for epoch in range(epochs):
     for step, (x, y) in enumerate(loader, 1):
         losses.append(float(fleet.step(x, y, nn.functional.mse_loss)))
         if (epoch + 1, step) == (epochs, steps):
-            fleet.save(target, model, optimizer, scheduler, loader)
             break
     else:
         scheduler.step()
-if target != "-" and steps is None:
+if target != "-":  # in the middle of an epoch, if the loop was broken off
     fleet.save(target, model, optimizer, scheduler, loader)
 if fleet.is_first:
     out.write_text(json.dumps(losses))
