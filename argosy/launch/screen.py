@@ -15,7 +15,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -66,8 +65,10 @@ class Writer:
                     continue
                 self._write(lines)
                 lines = []
-                with suppress(OSError, ValueError):  # the terminal is gone
+                try:
                     item()
+                except Exception as error:  # whatever it is: a writer that ends would leave all that follows unsaid
+                    lines = [f"argosy: the progress could not be shown: {error!r}"]
             self._write(lines)
 
     def _write(self, lines: list[str]) -> None:

@@ -30,7 +30,7 @@ def wait_until_all_train(tmp_path: Path, workers: int = 3) -> None:
 
 def assert_nothing_left(tmp_path: Path, workers: int = 3) -> None:
     started = pids(tmp_path)
-    assert len(started) == 2 * workers  # each worker and its DataLoader process
+    assert len(started) == 2 * workers  # each worker and its own child
     assert not [pid for pid in started if alive(pid)]
 
 

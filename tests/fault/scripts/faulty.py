@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -37,11 +38,9 @@ def meet_the_end() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def child_started(_: int) -> None:
-    mark(f"{os.getpid()}.pid")
-
-
 mark(f"{os.getpid()}.pid")
+child = subprocess.Popen(["sleep", "1000"])  # a worker's own process, which must end with it
+mark(f"{child.pid}.pid")
 fleet = argosy.init()
 if how == "deaf":  # does not end when asked to
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -49,13 +48,7 @@ if how == "deaf":  # does not end when asked to
 model, optimizer, loader = fleet.distribute(
     net := nn.Linear(4, 1),
     torch.optim.SGD(net.parameters(), lr=0.01),
-    DataLoader(
-        TensorDataset(torch.ones(40, 4), torch.ones(40, 1)),
-        batch_size=2,
-        num_workers=1,
-        worker_init_fn=child_started,
-        persistent_workers=True,
-    ),
+    DataLoader(TensorDataset(torch.ones(40, 4), torch.ones(40, 1)), batch_size=2),
 )
 for epoch in range(1000):
     for step, (x, y) in enumerate(loader):
