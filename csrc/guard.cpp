@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -53,6 +54,8 @@ void kill_group_when_closed(int fd) {
 }  // namespace
 
 void guard(int fd) {
+  // A stopped process runs no thread. The launcher's death wakes it, so that the guard can do its work.
+  prctl(PR_SET_PDEATHSIG, SIGCONT);
   const std::string name = "guard: fd " + std::to_string(fd);
   const int own_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
   if (own_fd < 0) throw std::system_error(errno, std::generic_category(), name);

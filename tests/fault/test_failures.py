@@ -105,6 +105,16 @@ def test_no_worker_outlives_a_killed_launcher(tmp_path: Path) -> None:
         assert len(pids(tmp_path)) == 6
 
 
+def test_a_stopped_worker_does_not_outlive_a_killed_launcher_either(tmp_path: Path) -> None:
+    with running(job(tmp_path, "never")) as launcher:
+        wait_until_all_train(tmp_path)
+        for pid in pids(tmp_path):
+            os.kill(pid, signal.SIGSTOP)
+        launcher.kill()
+        launcher.wait(timeout=5)
+        wait_for(lambda: not any(alive(pid) for pid in pids(tmp_path)), LIMIT_SECONDS, "all workers are gone")
+
+
 def test_ctrl_c_in_a_terminal_ends_the_run_once(tmp_path: Path) -> None:
     """The terminal sends SIGINT to the launcher's group; workers are in groups of their own."""
     with running(job(tmp_path, "never", workers=2)) as launcher:
