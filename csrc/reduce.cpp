@@ -77,6 +77,12 @@ Op parse_op(std::string_view name) { return static_cast<Op>(index_of(name, "op",
 
 DType parse_dtype(std::string_view name) { return static_cast<DType>(index_of(name, "dtype", kDTypeNames)); }
 
+std::string_view op_name(std::size_t op) { return op < kOpNames.size() ? kOpNames[op] : "unknown op"; }
+
+std::string_view dtype_name(std::size_t dtype) {
+  return dtype < kDTypeNames.size() ? kDTypeNames[dtype] : "unknown dtype";
+}
+
 std::size_t element_bytes(DType dtype) { return kDTypeBytes[static_cast<std::size_t>(dtype)]; }
 
 std::vector<std::string_view> instruction_sets() {

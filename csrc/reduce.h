@@ -17,6 +17,10 @@ namespace argosy {
 Op parse_op(std::string_view name);
 DType parse_dtype(std::string_view name);
 
+// For messages: any number may be asked for.
+std::string_view op_name(std::size_t op);
+std::string_view dtype_name(std::size_t dtype);
+
 std::size_t element_bytes(DType dtype);
 
 // The names of those that this CPU can run, best first.

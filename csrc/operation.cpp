@@ -1,0 +1,34 @@
+#include "operation.h"
+
+#include <array>
+#include <string_view>
+
+#include "reduce.h"
+
+namespace argosy {
+namespace {
+
+constexpr std::array<std::string_view, 10> kNames = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
+                                                     "reduce",     "gather",         "scatter",    "all_to_all",
+                                                     "barrier",    "message"};
+
+}  // namespace
+
+std::string describe(std::uint64_t packed, std::uint64_t count) {
+  const std::size_t kind = packed & 0xff;
+  const auto collective = static_cast<Collective>(kind);
+  std::string text(kind < kNames.size() ? kNames[kind] : "an unknown operation");
+  if (collective == Collective::barrier) return text;
+  const bool reduces = collective == Collective::all_reduce || collective == Collective::reduce_scatter ||
+                       collective == Collective::reduce;
+  if (reduces) text += " (" + std::string(op_name(packed >> 16 & 0xff)) + ")";
+  text += " of " + std::to_string(count) + " " + std::string(dtype_name(packed >> 8 & 0xff));
+  const bool rooted = collective == Collective::broadcast || collective == Collective::reduce ||
+                      collective == Collective::gather || collective == Collective::scatter;
+  if (rooted) text += ", root " + std::to_string(packed >> 32);
+  const std::size_t algorithm = packed >> 24 & 0xff;
+  if (algorithm != 0) text += ", algorithm " + std::to_string(algorithm);
+  return text;
+}
+
+}  // namespace argosy

@@ -1,0 +1,39 @@
+// Runs one rank's program: the steps that a schedule gives it, over links, as a flow of data.
+//
+// A step starts when what it needs is there, whatever the order of the list, as long as the result is that of running
+// the list in order (see [Note: hazards] in program.cpp). Messages are cut into chunks; a chunk that has been received
+// and reduced is sent on while the rest of its message is still on the way.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "link.h"
+#include "reduce_types.h"
+#include "watch.h"
+
+namespace argosy {
+
+struct Step {
+  enum class Kind { send, copy, reduce };  // send to a peer; receive and replace; receive and reduce into what is there
+  Kind kind;
+  int peer;
+  std::byte* address;
+  std::size_t bytes;
+};
+
+struct Program {
+  std::span<const Step> steps;
+  Frame operation;            // sequence, operation, count and from, as every frame of this program carries them
+  ReduceKernel kernel;        // for reduce steps: called with out = source 0 = the address, source 1 = the payload
+  std::size_t element_bytes;  // chunks end between elements
+  std::size_t chunk_bytes;
+  std::function<Link&(int peer)> link;
+};
+
+// Returns when all steps are done and all that was sent is handed to the network (or the ring). Throws Failure.
+void run(const Program& program, Watch& watch);
+
+}  // namespace argosy
