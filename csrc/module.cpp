@@ -13,6 +13,7 @@
 #include <system_error>
 #include <vector>
 
+#include "bind_engine.h"
 #include "guard.h"
 #include "reduce.h"
 
@@ -51,6 +52,8 @@ void raise_os_error(const std::exception_ptr& pointer, void*) {
 NB_MODULE(_native, m) {
   m.doc() = "Argosy's native core.";
   nb::register_exception_translator(raise_os_error);
+
+  argosy::bind_engine(m);
 
   m.def("reduce", &reduce, "op"_a, "dtype"_a, "out"_a, "sources"_a, "count"_a, "isa"_a = nb::none(),
         R"(Reduce the buffers at the addresses `sources`, element by element, into the one at `out`.

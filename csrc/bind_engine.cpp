@@ -1,0 +1,122 @@
+// The Python face of the engine.
+#include "bind_engine.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+
+#include "engine.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace argosy {
+namespace {
+
+std::byte* address(std::uintptr_t number) { return reinterpret_cast<std::byte*>(number); }
+
+constexpr const char* kKinds[] = {"lost", "timeout", "mismatch", "aborted", "corrupt"};
+
+// Raised as EngineError(kind, peer, sequence, operation, text).
+PyObject* engine_error = nullptr;
+
+void raise_engine_error(const std::exception_ptr& pointer, void*) {
+  try {
+    std::rethrow_exception(pointer);
+  } catch (const OperationFailed& failed) {
+    const nb::object value = nb::make_tuple(kKinds[static_cast<int>(failed.kind)], failed.peer, failed.sequence,
+                                            failed.operation, failed.what());
+    PyErr_SetObject(engine_error, value.ptr());
+  }
+}
+
+Nonce nonce_of(const nb::bytes& bytes) {
+  Nonce nonce;
+  if (bytes.size() != nonce.size()) throw std::invalid_argument("a nonce has 16 bytes");
+  std::memcpy(nonce.data(), bytes.data(), nonce.size());
+  return nonce;
+}
+
+Request request_of(int collective, int dtype, int op, int algorithm, int root, std::uintptr_t in, std::uintptr_t out,
+                   std::size_t count, double timeout_seconds) {
+  Request request;
+  request.operation = {static_cast<Collective>(collective), static_cast<DType>(dtype), static_cast<Op>(op),
+                       static_cast<std::uint8_t>(algorithm), static_cast<std::uint32_t>(root)};
+  request.in = address(in);
+  request.out = address(out);
+  request.count = count;
+  request.timeout_seconds = timeout_seconds;
+  return request;
+}
+
+// Signals arrive while the engine waits without the interpreter; their handlers run here, and may end the wait.
+void run_signal_handlers() {
+  const nb::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+}  // namespace
+
+void bind_engine(nb::module_& m) {
+  engine_error = PyErr_NewException("argosy._native.EngineError", PyExc_RuntimeError, nullptr);
+  m.attr("EngineError") = nb::handle(engine_error);
+  nb::register_exception_translator(raise_engine_error);
+
+  nb::class_<Ticket>(m, "Ticket").def_prop_ro("done", [](const Ticket& ticket) { return ticket.done.load(); });
+
+  nb::class_<Engine>(m, "Engine")
+      .def(
+          "__init__",
+          [](Engine* self, int rank, int size) {
+            new (self) Engine(rank, size);
+            self->set_idle_hook(run_signal_handlers);
+          },
+          "rank"_a, "size"_a)
+      .def("card",
+           [](Engine& self) {
+             const Nonce& nonce = self.heap().nonce();
+             return nb::make_tuple(static_cast<int>(getpid()), self.heap().fd(), self.heap().bytes(),
+                                   nb::bytes(reinterpret_cast<const char*>(nonce.data()), nonce.size()));
+           })
+      .def(
+          "map_peer",
+          [](Engine& self, int rank, int pid, int fd, std::size_t bytes, const nb::bytes& nonce) {
+            return self.map_peer(rank, pid, fd, bytes, nonce_of(nonce));
+          },
+          "rank"_a, "pid"_a, "fd"_a, "bytes"_a, "nonce"_a)
+      .def("start", &Engine::start, "host_of_rank"_a)
+      .def(
+          "allocate",
+          [](Engine& self, std::size_t bytes) { return reinterpret_cast<std::uintptr_t>(self.heap().allocate(bytes)); },
+          "bytes"_a)
+      .def(
+          "release", [](Engine& self, std::uintptr_t memory) { self.heap().release(address(memory)); }, "address"_a)
+      .def("run",
+           [](Engine& self, int collective, int dtype, int op, int algorithm, int root, std::uintptr_t in,
+              std::uintptr_t out, std::size_t count, double timeout_seconds) {
+             Request request = request_of(collective, dtype, op, algorithm, root, in, out, count, timeout_seconds);
+             const nb::gil_scoped_release release;
+             self.run(std::move(request));
+           })
+      .def("submit",
+           [](Engine& self, int collective, int dtype, int op, int algorithm, int root, std::uintptr_t in,
+              std::uintptr_t out, std::size_t count, double timeout_seconds, std::vector<std::size_t> in_bytes,
+              std::vector<std::size_t> out_bytes) {
+             Request request = request_of(collective, dtype, op, algorithm, root, in, out, count, timeout_seconds);
+             request.in_bytes = std::move(in_bytes);
+             request.out_bytes = std::move(out_bytes);
+             return self.submit(std::move(request));
+           })
+      .def("wait", &Engine::wait, "ticket"_a, "timeout_seconds"_a.none(), nb::call_guard<nb::gil_scoped_release>())
+      .def("abort", &Engine::abort, "reason"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("broken", &Engine::broken)
+      .def_prop_ro("sequence", &Engine::sequence);
+}
+
+}  // namespace argosy

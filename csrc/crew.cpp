@@ -1,0 +1,175 @@
+#include "crew.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <system_error>
+
+#include "futex.h"
+#include "operation.h"
+
+namespace argosy {
+namespace {
+
+constexpr auto kNap = std::chrono::milliseconds(20);  // a sleeper looks around this often
+
+static_assert(sizeof(Board) <= Crew::kBoardBytes);
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
+
+int usable_cores() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+// The letter that the kernel shows for a process's state: T is stopped, Z and X are dead.
+char process_state(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const std::size_t end = text.rfind(')');
+  return end != std::string::npos && end + 2 < text.size() ? text[end + 2] : '?';
+}
+
+}  // namespace
+
+Crew::Crew(Heap& own) : own_(own) {}
+
+Crew::~Crew() {
+  for (const Member& member : members_) {
+    if (member.pidfd >= 0) close(member.pidfd);
+  }
+}
+
+void Crew::add(int rank, pid_t pid, Mapping mapping) {
+  int pidfd = -1;
+  std::byte* base = mapping.base();
+  if (base == nullptr) {
+    base = own_.base();
+    me_ = members_.size();
+  } else {
+    pidfd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+    if (pidfd < 0)
+      throw std::system_error(errno, std::generic_category(), "pidfd_open of rank " + std::to_string(rank));
+  }
+  members_.push_back({rank, pid, pidfd, base, std::move(mapping)});
+  // With a core for each, a peer comes within microseconds, or is far away. With fewer, it may need this very core.
+  const bool crowded = static_cast<int>(members_.size()) > usable_cores();
+  spins_ = crowded ? 20 : 400;
+  yields_ = 200;
+  chunk_bytes_ = std::size_t{1} << 20;
+}
+
+void Crew::advance() {
+  Board& mine = board(me_);
+  mine.stage.store(++stage_, std::memory_order_seq_cst);
+  if (mine.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(mine.stage);
+}
+
+void Crew::meet(Watch& watch) {
+  advance();
+  for (std::size_t member = 0; member < members_.size(); ++member) {
+    if (!has_come(member, std::memory_order_acquire)) await(member, watch);
+  }
+}
+
+void Crew::meet(const Notice& mine, Watch& watch) {
+  board(me_).notices[(stage_ + 1) & 1] = mine;
+  meet(watch);
+  for (std::size_t member = 0; member < members_.size(); ++member) {
+    const Notice& other = notice(member);
+    if (other.sequence == mine.sequence && other.operation == mine.operation && other.count == mine.count) continue;
+    const auto say = [](const Notice& notice) {
+      return describe(notice.operation, notice.count) + " as operation #" + std::to_string(notice.sequence);
+    };
+    throw Failure(Failure::Kind::mismatch, rank(member),
+                  "rank " + std::to_string(rank(me_)) + " calls " + say(mine) + ", rank " +
+                      std::to_string(rank(member)) + " calls " + say(other) +
+                      "; all ranks must call the same operations in the same order");
+  }
+}
+
+void Crew::await(std::size_t member, Watch& watch) {
+  for (int turn = 0; turn < spins_; ++turn) {
+    relax();
+    if (has_come(member, std::memory_order_acquire)) return;
+  }
+  for (int turn = 0; turn < yields_; ++turn) {
+    sched_yield();
+    if (has_come(member, std::memory_order_acquire)) return;
+  }
+  Board& theirs = board(member);
+  while (true) {
+    theirs.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const std::uint32_t seen = theirs.stage.load(std::memory_order_seq_cst);
+    const bool come = static_cast<std::int32_t>(seen - stage_) >= 0;
+    if (!come) futex_wait(theirs.stage, seen, kNap);
+    theirs.sleepers.fetch_sub(1, std::memory_order_relaxed);
+    if (come || has_come(member, std::memory_order_acquire)) return;
+    watch.check(rank(member));
+  }
+}
+
+void Crew::check(int awaited) const {
+  for (std::size_t member = 0; member < members_.size(); ++member) {
+    if (member == me_) continue;
+    const Board& theirs = board(member);
+    const std::uint32_t state = theirs.state.load(std::memory_order_acquire);
+    if (state == Board::failed) {
+      const std::size_t bytes = std::min<std::size_t>(theirs.text_bytes, Board::kMaxText);
+      throw Failure(static_cast<Failure::Kind>(theirs.failure_kind), theirs.failure_peer,
+                    std::string(theirs.text, bytes));
+    }
+    if (state == Board::left) {
+      if (rank(member) != awaited) continue;
+      throw Failure(Failure::Kind::lost, awaited, "rank " + std::to_string(awaited) + " has left the group");
+    }
+    pollfd life{members_[member].pidfd, POLLIN, 0};
+    if (poll(&life, 1, 0) > 0 && theirs.state.load(std::memory_order_acquire) == Board::working) {
+      throw Failure(
+          Failure::Kind::lost, rank(member),
+          "rank " + std::to_string(rank(member)) + " (process " + std::to_string(members_[member].pid) + ") has died");
+    }
+  }
+}
+
+std::string Crew::absent(int* first) const {
+  std::string text;
+  for (std::size_t member = 0; member < members_.size(); ++member) {
+    if (has_come(member, std::memory_order_acquire)) continue;
+    const bool stopped = process_state(members_[member].pid) == 'T';
+    if (*first < 0 || stopped) *first = rank(member);
+    if (!text.empty()) text += ", ";
+    text += "rank " + std::to_string(rank(member)) + " (process " + std::to_string(members_[member].pid) +
+            (stopped ? ", which is stopped)" : ")");
+  }
+  return text;
+}
+
+void Crew::set_state(Board::State state) {
+  Board& mine = board(me_);
+  mine.state.store(state, std::memory_order_release);
+  futex_wake_all(mine.stage);
+}
+
+void Crew::tell_failure(const Failure& failure) {
+  Board& mine = board(me_);
+  if (mine.state.load(std::memory_order_relaxed) != Board::working) return;
+  const std::string text = failure.what();
+  mine.failure_kind = static_cast<std::uint32_t>(failure.kind);
+  mine.failure_peer = failure.peer;
+  mine.text_bytes = static_cast<std::uint32_t>(std::min(text.size(), Board::kMaxText));
+  std::memcpy(mine.text, text.data(), mine.text_bytes);
+  set_state(Board::failed);
+}
+
+void Crew::tell_leaving() {
+  if (board(me_).state.load(std::memory_order_relaxed) == Board::working) set_state(Board::left);
+}
+
+}  // namespace argosy

@@ -1,0 +1,119 @@
+// A crew: the ranks of one host. They go through their operations in lockstep, over memory that all of them map.
+//
+// [Note: meetings]
+// All synchronisation is one primitive. Before a meeting a rank writes what the others may read into its slot; `meet`
+// returns when all members have come to the meeting; then it may read their slots. There are two slots, used in turn.
+// To write the slot of meeting m + 2 a rank has been at meeting m + 1, where all others came after they had read what
+// was shown at meeting m: so one meeting for each exchange is enough, and nobody waits for a slot.
+//
+// At the first meeting of an operation each member also shows a notice that says which operation it is in. If these
+// differ, all members see it at the same time, before any data is used.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "failure.h"
+#include "heap.h"
+#include "watch.h"
+
+namespace argosy {
+
+// What a rank says about the operation that it is in.
+struct Notice {
+  static constexpr std::uint64_t kElsewhere = ~std::uint64_t{0};
+
+  std::uint64_t sequence = 0;
+  std::uint64_t operation = 0;
+  std::uint64_t count = 0;
+  std::uint64_t offset = kElsewhere;  // of its tensor in its heap, if it is there
+};
+
+// The beginning of every heap: what its owner tells the others.
+struct Board {
+  enum State : std::uint32_t { working = 0, failed = 1, left = 2 };
+  static constexpr std::size_t kMaxText = 1024;
+
+  Nonce nonce;
+  alignas(128) std::atomic<std::uint32_t> stage;  // meetings that the owner has come to; it wraps around
+  Notice notices[2];
+  alignas(128) std::atomic<std::uint32_t> sleepers;  // who sleep on `stage`
+  alignas(128) std::atomic<std::uint32_t> state;
+  std::uint32_t failure_kind;
+  std::int32_t failure_peer;
+  std::uint32_t text_bytes;
+  char text[kMaxText];
+};
+
+class Crew {
+ public:
+  static constexpr std::size_t kSlotBytes = std::size_t{2} << 20;
+  static constexpr std::size_t kBoardBytes = 4096;
+  static constexpr std::size_t kReservedBytes = kBoardBytes + 2 * kSlotBytes;
+
+  explicit Crew(Heap& own);
+  ~Crew();
+
+  // Members are added once each, by rank in rising order, this rank itself (with an empty mapping) among them.
+  void add(int rank, pid_t pid, Mapping mapping);
+
+  std::size_t size() const { return members_.size(); }
+  std::size_t me() const { return me_; }
+  int rank(std::size_t member) const { return members_[member].rank; }
+  std::byte* base(std::size_t member) const { return members_[member].base; }
+
+  // Where this rank writes what it will show at the next meeting, and what a member has shown at the last one.
+  std::byte* slot() const { return slot_of(me_, stage_ + 1); }
+  const std::byte* shown(std::size_t member) const { return slot_of(member, stage_); }
+
+  void meet(Watch& watch);
+  // The first meeting of an operation: throws Failure(mismatch) if not all members are in the same one.
+  void meet(const Notice& mine, Watch& watch);
+  const Notice& notice(std::size_t member) const { return board(member).notices[stage_ & 1]; }
+
+  // How many bytes each rank should bring to a meeting of a long operation: few enough to stay in the cache, enough to
+  // make the meeting worth its cost.
+  std::size_t chunk_bytes() const { return chunk_bytes_; }
+
+  // Throws Failure if a member has died, or has failed and says why, or if `awaited` (a rank, or -1) has left.
+  void check(int awaited) const;
+  // Those who have not come to the meeting that this rank waits in, with what is known of each.
+  std::string absent(int* first) const;
+
+  // Tell the others, who find it when they wait.
+  void tell_failure(const Failure& failure);
+  void tell_leaving();
+
+ private:
+  struct Member {
+    int rank;
+    pid_t pid;
+    int pidfd;
+    std::byte* base;
+    Mapping mapping;
+  };
+
+  Board& board(std::size_t member) const { return *reinterpret_cast<Board*>(members_[member].base); }
+  std::byte* slot_of(std::size_t member, std::uint32_t stage) const {
+    return members_[member].base + kBoardBytes + (stage & 1) * kSlotBytes;
+  }
+  bool has_come(std::size_t member, std::memory_order order) const {
+    return static_cast<std::int32_t>(board(member).stage.load(order) - stage_) >= 0;
+  }
+  void advance();
+  void await(std::size_t member, Watch& watch);
+  void set_state(Board::State state);
+
+  Heap& own_;
+  std::vector<Member> members_;
+  std::size_t me_ = 0;
+  std::uint32_t stage_ = 0;
+  int spins_ = 0, yields_ = 0;
+  std::size_t chunk_bytes_ = 0;
+};
+
+}  // namespace argosy

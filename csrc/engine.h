@@ -1,0 +1,120 @@
+// The engine: one per group and process. It runs operations one after the other, in the caller or on a thread of its
+// own.
+//
+// A synchronous operation runs in its caller. A started one waits in a queue; a thread of the engine takes it from
+// there, unless somebody comes to wait for it first: then the waiting caller does the work itself. Whoever runs an
+// operation holds the role of the runner, so that operations begin in the order in which they were called, on all ranks
+// alike.
+//
+// A failure breaks the group: every later operation fails with the same reason, and so do the peers', who are told.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "crew.h"
+#include "heap.h"
+#include "local.h"
+#include "operation.h"
+#include "watch.h"
+
+namespace argosy {
+
+struct Request {
+  Operation operation;
+  std::size_t count = 0;  // elements: of the tensor, or of each rank's part where the parts are equal
+  const std::byte* in = nullptr;
+  std::byte* out = nullptr;
+  std::vector<std::size_t> in_bytes, out_bytes;  // all_to_all: what goes to each rank, and comes from each
+  double timeout_seconds = 0;
+};
+
+// A failure, and the operation in which it was noticed.
+struct OperationFailed : Failure {
+  OperationFailed(const Failure& why, std::uint64_t sequence, std::string operation)
+      : Failure(why), sequence(sequence), operation(std::move(operation)) {}
+  std::uint64_t sequence;
+  std::string operation;
+};
+
+// An operation that was started.
+struct Ticket {
+  explicit Ticket(Request request) : request(std::move(request)) {}
+  Request request;
+  std::uint64_t sequence = 0;
+  std::atomic<bool> done = false;
+  std::exception_ptr error;
+};
+
+class Engine final : private Watch {
+ public:
+  Engine(int rank, int size);
+  ~Engine() override;
+
+  // Joining: map the peers of this host, then say who shares a host with whom.
+  Heap& heap() { return heap_; }
+  bool map_peer(int rank, pid_t pid, int fd, std::size_t bytes, const Nonce& nonce);
+  void start(const std::vector<int>& host_of_rank);
+
+  void run(Request request);
+  std::shared_ptr<Ticket> submit(Request request);
+  // Throws what the operation threw. Without a time limit, the operation's own holds.
+  void wait(const std::shared_ptr<Ticket>& ticket, std::optional<double> timeout_seconds);
+
+  // Fails all operations, those that wait and those to come, here and at the peers.
+  void abort(const std::string& reason);
+  // Leaves the group: peers that wait for this rank fail. Operations that were started are finished first.
+  void close();
+  bool broken();
+
+  // Called now and then by whoever waits in `run` or `wait`, so that a signal can end the wait by an exception.
+  void set_idle_hook(std::function<void()> hook) { idle_hook_ = std::move(hook); }
+
+  std::uint64_t sequence() const { return sequence_; }
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  void check(int peer) override;
+  void check_deadline(int peer);
+  void execute(const Request& request, std::uint64_t sequence);
+  void dispatch(const Request& request, const Notice& notice);
+  void fail(const Failure& failure);
+  void run_front(Lock& lock);
+  void work();
+  bool owned() const;
+
+  const int rank_, size_;
+  const pid_t owner_;  // a forked child has a copy of this object, and no part in the group
+  Heap heap_;
+  Crew crew_;
+  std::map<int, std::pair<pid_t, Mapping>> mapped_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<Ticket>> queue_;
+  std::thread thread_;
+  bool running_ = false, closing_ = false;
+  std::uint64_t sequence_ = 0;
+
+  std::mutex failure_mutex_;
+  std::atomic<bool> broken_ = false;
+  std::optional<Failure> failure_;
+
+  // Of the operation that runs now.
+  double timeout_seconds_ = 0;
+  std::optional<std::chrono::steady_clock::time_point> deadline_;
+  std::function<void()> idle_hook_;
+};
+
+}  // namespace argosy

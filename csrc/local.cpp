@@ -1,0 +1,265 @@
+#include "local.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace argosy {
+namespace {
+
+// Up to this size, of all ranks together, every rank reduces everything itself: one meeting instead of three.
+constexpr std::size_t kSmallBytes = 16 << 10;
+// What is reduced at a time before it is copied to the others, out of the nearest cache.
+constexpr std::size_t kStripBytes = 32 << 10;
+constexpr std::size_t kMaxMembers = 1024;
+
+std::size_t at_least_one(std::size_t number) { return std::max<std::size_t>(number, 1); }
+
+// Addresses of all members' data, without an allocation.
+struct Sources {
+  const std::byte* address[kMaxMembers];
+};
+
+}  // namespace
+
+void Local::barrier(const Notice& notice) { crew_.meet(notice, watch_); }
+
+void Local::all_reduce(Notice notice, Reduction reduction, std::byte* data, std::size_t count) {
+  const std::size_t bytes = count * reduction.element_bytes;
+  if (bytes * crew_.size() <= kSmallBytes) return reduce_small(notice, reduction, data, count);
+  if (heap_.holds(data, bytes)) notice.offset = static_cast<std::uint64_t>(data - heap_.base());
+  crew_.meet(notice, watch_);
+  if (all_in_heaps()) return reduce_in_place(reduction, count);
+  reduce_staged(reduction, data, count);
+}
+
+bool Local::all_in_heaps() const {
+  for (std::size_t member = 0; member < crew_.size(); ++member) {
+    if (crew_.notice(member).offset == Notice::kElsewhere) return false;
+  }
+  return true;
+}
+
+void Local::reduce_small(const Notice& notice, Reduction reduction, std::byte* data, std::size_t count) {
+  std::memcpy(crew_.slot(), data, count * reduction.element_bytes);
+  crew_.meet(notice, watch_);
+  Sources sources;
+  for (std::size_t member = 0; member < crew_.size(); ++member) sources.address[member] = crew_.shown(member);
+  reduction.kernel(data, sources.address, crew_.size(), count);
+}
+
+void Local::reduce_in_place(Reduction reduction, std::size_t count) {
+  const std::size_t members = crew_.size(), me = crew_.me(), element = reduction.element_bytes;
+  std::byte* tensors[kMaxMembers];
+  for (std::size_t member = 0; member < members; ++member) {
+    tensors[member] = crew_.base(member) + crew_.notice(member).offset;
+  }
+  // Slices end between cache lines, if the tensors begin at one: two ranks do not write the same line.
+  const std::size_t line = 64 / element;
+  const Parts parts{(count + line - 1) / line, members};
+  const std::size_t end = std::min(parts.begin(me + 1) * line, count);
+  Sources sources;
+  for (std::size_t begin = parts.begin(me) * line; begin < end;) {
+    const std::size_t width = std::min(end - begin, kStripBytes / element);
+    for (std::size_t member = 0; member < members; ++member)
+      sources.address[member] = tensors[member] + begin * element;
+    std::byte* const mine = tensors[me] + begin * element;
+    reduction.kernel(mine, sources.address, members, width);
+    for (std::size_t member = 0; member < members; ++member) {
+      if (member != me) std::memcpy(tensors[member] + begin * element, mine, width * element);
+    }
+    begin += width;
+  }
+  crew_.meet(watch_);
+}
+
+// Each meeting shows the inputs of one chunk and the results of the chunk before.
+void Local::reduce_staged(Reduction reduction, std::byte* data, std::size_t count) {
+  const std::size_t members = crew_.size(), me = crew_.me(), element = reduction.element_bytes;
+  const Parts parts{count, members};
+  const std::size_t width = at_least_one(crew_.chunk_bytes() / members / element), stride = width * element;
+  const auto part = [&](std::size_t owner, std::size_t done) { return data + (parts.begin(owner) + done) * element; };
+  const auto bytes = [&](std::size_t owner, std::size_t done) {
+    const std::size_t length = parts.length(owner);
+    return done < length ? std::min(width, length - done) * element : 0;
+  };
+  const auto give = [&](std::size_t done) {
+    std::byte* const slot = crew_.slot();
+    for (std::size_t owner = 0; owner < members; ++owner) {
+      if (owner != me) std::memcpy(slot + owner * stride, part(owner, done), bytes(owner, done));
+    }
+  };
+  Sources sources;
+  give(0);
+  for (std::size_t done = 0; done < parts.longest(); done += width) {
+    crew_.meet(watch_);
+    for (std::size_t member = 0; member < members; ++member) {
+      sources.address[member] = member == me ? part(me, done) : crew_.shown(member) + me * stride;
+    }
+    if (done > 0) {
+      for (std::size_t ahead = 1; ahead < members; ++ahead) {
+        const std::size_t owner = (me + ahead) % members;
+        std::memcpy(part(owner, done - width), crew_.shown(owner) + members * stride, bytes(owner, done - width));
+      }
+    }
+    std::byte* const next = crew_.slot();
+    const std::size_t mine = bytes(me, done);
+    if (mine > 0) {
+      reduction.kernel(part(me, done), sources.address, members, mine / element);
+      std::memcpy(next + members * stride, part(me, done), mine);
+    }
+    if (done + width < parts.longest()) give(done + width);
+  }
+  const std::size_t last = (parts.longest() - 1) / width * width;
+  crew_.meet(watch_);
+  for (std::size_t ahead = 1; ahead < members; ++ahead) {
+    const std::size_t owner = (me + ahead) % members;
+    std::memcpy(part(owner, last), crew_.shown(owner) + members * stride, bytes(owner, last));
+  }
+}
+
+void Local::reduce_parts(const Notice& notice, Reduction reduction, const std::byte* in, Parts parts, std::byte* out) {
+  const std::size_t members = crew_.size(), me = crew_.me(), element = reduction.element_bytes;
+  const std::size_t width = at_least_one(crew_.chunk_bytes() / parts.parts / element), stride = width * element;
+  const std::size_t longest = parts.longest();
+  Sources sources;
+  for (std::size_t done = 0; done == 0 || done < longest; done += width) {
+    std::byte* const slot = crew_.slot();
+    for (std::size_t owner = 0; owner < parts.parts; ++owner) {
+      const std::size_t length = parts.length(owner);
+      if (owner == me || done >= length) continue;
+      std::memcpy(slot + owner * stride, in + (parts.begin(owner) + done) * element,
+                  std::min(width, length - done) * element);
+    }
+    done == 0 ? crew_.meet(notice, watch_) : crew_.meet(watch_);
+    if (me >= parts.parts || done >= parts.length(me)) continue;
+    for (std::size_t member = 0; member < members; ++member) {
+      sources.address[member] =
+          member == me ? in + (parts.begin(me) + done) * element : crew_.shown(member) + me * stride;
+    }
+    reduction.kernel(out + done * element, sources.address, members, std::min(width, parts.length(me) - done));
+  }
+}
+
+void Local::gather_parts(const Notice& notice, std::size_t element, const std::byte* mine, Parts parts,
+                         std::byte* out) {
+  const std::size_t me = crew_.me(), members = crew_.size();
+  const std::size_t width = at_least_one(crew_.chunk_bytes() / element), longest = parts.longest();
+  for (std::size_t done = 0; done == 0 || done < longest; done += width) {
+    const auto bytes = [&](std::size_t owner) {
+      const std::size_t length = parts.length(owner);
+      return done < length ? std::min(width, length - done) * element : 0;
+    };
+    const auto place = [&](std::size_t owner) { return out + (parts.begin(owner) + done) * element; };
+    if (me < parts.parts && bytes(me) > 0) {
+      const std::byte* const given = mine + done * element;
+      std::memcpy(crew_.slot(), given, bytes(me));
+      if (place(me) != given) std::memcpy(place(me), given, bytes(me));
+    }
+    done == 0 ? crew_.meet(notice, watch_) : crew_.meet(watch_);
+    for (std::size_t ahead = 1; ahead < members; ++ahead) {
+      const std::size_t owner = (me + ahead) % members;
+      if (owner < parts.parts) std::memcpy(place(owner), crew_.shown(owner), bytes(owner));
+    }
+  }
+}
+
+void Local::reduce(const Notice& notice, Reduction reduction, std::byte* data, std::size_t count, std::size_t root) {
+  const std::size_t members = crew_.size(), me = crew_.me(), element = reduction.element_bytes;
+  const Parts parts{count, members};
+  std::vector<std::byte> own(parts.length(me) * element);
+  reduce_parts(notice, reduction, data, parts, own.data());
+  const std::size_t width = at_least_one(crew_.chunk_bytes() / element);
+  for (std::size_t done = 0; done < parts.longest(); done += width) {
+    const auto bytes = [&](std::size_t owner) {
+      const std::size_t length = parts.length(owner);
+      return done < length ? std::min(width, length - done) * element : 0;
+    };
+    std::memcpy(crew_.slot(), own.data() + done * element, bytes(me));
+    crew_.meet(watch_);
+    if (me != root) continue;
+    for (std::size_t owner = 0; owner < members; ++owner) {
+      const std::byte* const given = owner == me ? own.data() + done * element : crew_.shown(owner);
+      std::memcpy(data + (parts.begin(owner) + done) * element, given, bytes(owner));
+    }
+  }
+}
+
+void Local::broadcast(const Notice& notice, std::byte* data, std::size_t bytes, std::size_t root) {
+  const std::size_t chunk = crew_.chunk_bytes();
+  for (std::size_t done = 0; done == 0 || done < bytes; done += chunk) {
+    const std::size_t width = std::min(chunk, bytes - done);
+    if (crew_.me() == root) std::memcpy(crew_.slot(), data + done, width);
+    done == 0 ? crew_.meet(notice, watch_) : crew_.meet(watch_);
+    if (crew_.me() != root) std::memcpy(data + done, crew_.shown(root), width);
+  }
+}
+
+void Local::gather(const Notice& notice, const std::byte* in, std::byte* out, std::size_t bytes, std::size_t root) {
+  const std::size_t chunk = crew_.chunk_bytes();
+  for (std::size_t done = 0; done == 0 || done < bytes; done += chunk) {
+    const std::size_t width = std::min(chunk, bytes - done);
+    if (crew_.me() != root) std::memcpy(crew_.slot(), in + done, width);
+    done == 0 ? crew_.meet(notice, watch_) : crew_.meet(watch_);
+    if (crew_.me() != root) continue;
+    for (std::size_t member = 0; member < crew_.size(); ++member) {
+      std::memcpy(out + member * bytes + done, member == root ? in + done : crew_.shown(member), width);
+    }
+  }
+}
+
+void Local::scatter(const Notice& notice, const std::byte* in, std::byte* out, std::size_t bytes, std::size_t root) {
+  const std::size_t chunk = at_least_one(crew_.chunk_bytes() / crew_.size());
+  for (std::size_t done = 0; done == 0 || done < bytes; done += chunk) {
+    const std::size_t width = std::min(chunk, bytes - done);
+    if (crew_.me() == root) {
+      for (std::size_t member = 0; member < crew_.size(); ++member) {
+        std::byte* const to = member == root ? out + done : crew_.slot() + member * chunk;
+        std::memcpy(to, in + member * bytes + done, width);
+      }
+    }
+    done == 0 ? crew_.meet(notice, watch_) : crew_.meet(watch_);
+    if (crew_.me() != root) std::memcpy(out + done, crew_.shown(root) + crew_.me() * chunk, width);
+  }
+}
+
+void Local::all_to_all(Notice notice, const std::byte* in, std::span<const std::size_t> in_bytes, std::byte* out,
+                       std::span<const std::size_t> out_bytes) {
+  const std::size_t members = crew_.size(), me = crew_.me(), chunk = at_least_one(crew_.chunk_bytes() / members);
+  // Sizes first: they may differ for every pair, and how many chunks there are depends on the largest of all.
+  std::memcpy(crew_.slot(), in_bytes.data(), in_bytes.size_bytes());
+  crew_.meet(notice, watch_);
+  std::size_t largest = 0;
+  for (std::size_t member = 0; member < members; ++member) {
+    const auto* const sizes = reinterpret_cast<const std::size_t*>(
+        member == me ? reinterpret_cast<const std::byte*>(in_bytes.data()) : crew_.shown(member));
+    for (std::size_t other = 0; other < members; ++other) largest = std::max(largest, sizes[other]);
+    if (sizes[me] != out_bytes[member]) {
+      const auto name = [&](std::size_t who) { return "rank " + std::to_string(crew_.rank(who)); };
+      throw Failure(Failure::Kind::mismatch, crew_.rank(member),
+                    name(member) + " sends " + std::to_string(sizes[me]) + " bytes to " + name(me) +
+                        ", which expects " + std::to_string(out_bytes[member]) +
+                        " (all_to_all): the splits must agree");
+    }
+  }
+  std::vector<const std::byte*> from(members);
+  std::vector<std::byte*> to(members);
+  for (std::size_t member = 0; member < members; ++member) {
+    from[member] = in, to[member] = out;
+    in += in_bytes[member], out += out_bytes[member];
+  }
+  for (std::size_t done = 0; done < largest; done += chunk) {
+    const auto part = [&](std::size_t bytes) { return done < bytes ? std::min(chunk, bytes - done) : 0; };
+    for (std::size_t member = 0; member < members; ++member) {
+      std::byte* const place = member == me ? to[me] : crew_.slot() + member * chunk - done;
+      std::memcpy(place + done, from[member] + done, part(in_bytes[member]));
+    }
+    crew_.meet(watch_);
+    for (std::size_t member = 0; member < members; ++member) {
+      if (member != me) std::memcpy(to[member] + done, crew_.shown(member) + me * chunk, part(out_bytes[member]));
+    }
+  }
+}
+
+}  // namespace argosy
