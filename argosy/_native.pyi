@@ -12,8 +12,10 @@ def reduce(op: str, dtype: str, out: int, sources: list[int], count: int, isa: s
     truncates toward zero. The GIL is released.
 
     Args:
-        op: "sum", "avg", "min", "max" or "prod". A NaN in any source makes the result NaN.
-        dtype: "f32", "f64", "bf16", "f16", "i32" or "i64".
+        op: "sum", "avg", "min", "max" or "prod"; for integers also "band", "bor" or "bxor" (bitwise and, or, exclusive
+            or). A NaN in any source makes the result NaN.
+        dtype: "f32", "f64", "bf16", "f16", "i32", "i64", "i8", "u8" or "i16". The other types that the core knows
+            ("boolean", "c64", "c128", "raw1", "raw2", "raw4", "raw8") can be moved, but not reduced.
         out: address of the result; may be one of `sources`, but not overlap one otherwise.
         sources: one or more addresses, of any alignment.
         count: elements in each buffer.

@@ -58,9 +58,10 @@ NB_MODULE(_native, m) {
   m.def("reduce", &reduce, "op"_a, "dtype"_a, "out"_a, "sources"_a, "count"_a, "isa"_a = nb::none(),
         R"(Reduce the buffers at the addresses `sources`, element by element, into the one at `out`.
 
-`op` is sum, avg, min, max or prod; `dtype` is f32, f64, bf16, f16, i32 or i64; `count` is in elements. Sources are
-combined in their order, 16-bit floats in f32 and rounded once, so the result has the same bits on every CPU. Integers
-wrap, and their average truncates. A NaN in any source makes the result NaN. `out` may be one of the sources.
+`op` is sum, avg, min, max, prod, or for integers band, bor or bxor; `dtype` is f32, f64, bf16, f16, i32, i64, i8, u8 or
+i16; `count` is in elements. Sources are combined in their order, 16-bit floats in f32 and rounded once, so the result
+has the same bits on every CPU. Integers wrap, and their average truncates. A NaN in any source makes the result NaN.
+`out` may be one of the sources.
 
 Runs without the GIL. `isa` names the instruction set to use, for tests; the default is the best of this CPU.)");
 

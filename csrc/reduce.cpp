@@ -12,9 +12,11 @@
 namespace argosy {
 namespace {
 
-constexpr std::array<std::string_view, 5> kOpNames = {"sum", "avg", "min", "max", "prod"};
-constexpr std::array<std::string_view, 6> kDTypeNames = {"f32", "f64", "bf16", "f16", "i32", "i64"};
-constexpr std::array<std::size_t, 6> kDTypeBytes = {4, 8, 2, 2, 4, 8};
+constexpr std::array<std::string_view, 8> kOpNames = {"sum", "avg", "min", "max", "prod", "band", "bor", "bxor"};
+constexpr std::array<std::string_view, 16> kDTypeNames = {"f32",  "f64",  "bf16", "f16",     "i32", "i64",
+                                                          "i8",   "u8",   "i16",  "boolean", "c64", "c128",
+                                                          "raw1", "raw2", "raw4", "raw8"};
+constexpr std::array<std::size_t, kDTypeNames.size()> kDTypeBytes = {4, 8, 2, 2, 4, 8, 1, 1, 2, 1, 8, 16, 1, 2, 4, 8};
 
 struct InstructionSet {
   std::string_view name;
@@ -71,6 +73,13 @@ std::size_t index_of(std::string_view name, const char* what, std::span<const st
   throw wrong_name(std::string("unknown ") + what + " '" + std::string(name) + "'", allowed);
 }
 
+std::invalid_argument no_kernel(Op op, DType dtype) {
+  const std::string type(dtype_name(static_cast<std::size_t>(dtype)));
+  if (dtype >= DType::boolean) return std::invalid_argument(type + " cannot be reduced");
+  const std::string name(op_name(static_cast<std::size_t>(op)));
+  return std::invalid_argument(type + " cannot be reduced by " + name + ": it takes integers");
+}
+
 }  // namespace
 
 Op parse_op(std::string_view name) { return static_cast<Op>(index_of(name, "op", kOpNames)); }
@@ -93,7 +102,9 @@ std::vector<std::string_view> instruction_sets() {
 
 ReduceKernel find_reduce_kernel(Op op, DType dtype, std::optional<std::string_view> isa) {
   for (const InstructionSet& set : available()) {
-    if (isa.value_or(set.name) == set.name) return set.find_kernel(op, dtype);
+    if (isa.value_or(set.name) != set.name) continue;
+    if (const ReduceKernel kernel = set.find_kernel(op, dtype)) return kernel;
+    throw no_kernel(op, dtype);
   }
   throw wrong_name("this CPU cannot run isa '" + std::string(*isa) + "'", instruction_sets());
 }

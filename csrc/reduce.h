@@ -26,7 +26,8 @@ std::size_t element_bytes(DType dtype);
 // The names of those that this CPU can run, best first.
 std::vector<std::string_view> instruction_sets();
 
-// The kernel of the best instruction set, or of the named one. Throws std::invalid_argument if this CPU lacks it.
+// The kernel of the best instruction set, or of the named one. Throws std::invalid_argument if this CPU lacks it, or if
+// the type cannot be reduced, or not by that operation.
 ReduceKernel find_reduce_kernel(Op op, DType dtype, std::optional<std::string_view> isa = {});
 
 // Throws std::invalid_argument if these are not what a kernel may be called with.

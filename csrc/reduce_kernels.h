@@ -67,6 +67,31 @@ struct Max : Plain {
   }
 };
 
+// The bitwise ones, of integers only.
+struct And : Plain {
+  using Plain::Plain;
+  template <class V>
+  ARGOSY_INLINE static V combine(V a, V b) {
+    return a & b;
+  }
+};
+
+struct Or : Plain {
+  using Plain::Plain;
+  template <class V>
+  ARGOSY_INLINE static V combine(V a, V b) {
+    return a | b;
+  }
+};
+
+struct Xor : Plain {
+  using Plain::Plain;
+  template <class V>
+  ARGOSY_INLINE static V combine(V a, V b) {
+    return a ^ b;
+  }
+};
+
 template <class Float>
 struct Average : Sum {
   explicit Average(std::size_t source_count) : Sum(source_count), divisor(static_cast<Float>(source_count)) {}
@@ -75,42 +100,78 @@ struct Average : Sum {
   Float divisor;
 };
 
-// The average of signed integers, held as `Unsigned` so that sums wrap, truncated toward zero.
+// Divides vectors of unsigned integers up to 2^(w-1), where w is their number of bits, by `n` >= 2.
 //
-// No CPU divides vectors of integers, so this multiplies by the reciprocal (Granlund and Montgomery, 1994). With w
-// bits, n sources, 2^(l-1) < n <= 2^l and m = ceil(2^(w-1+l) / n), which has w bits, floor(u * m / 2^(w-1+l)) is
-// floor(u / n) for every u <= 2^(w-1), hence for every magnitude: the error u * (m * n - 2^(w-1+l)) is below
-// 2^(w-1) * 2^l, too little to reach the next integer. A single source is never divided, so l >= 1.
+// No CPU divides vectors of integers, so this multiplies by the reciprocal (Granlund and Montgomery, 1994). With
+// 2^(l-1) < n <= 2^l and m = ceil(2^(w-1+l) / n), floor(u * m / 2^(w-1+l)) is floor(u / n) for every u <= 2^(w-1): the
+// error u * (m * n - 2^(w-1+l)) is below 2^(w-1) * 2^l, too little to reach the next integer. For m to have w bits and
+// for lanes to be shifted by less than w, l stops at w: u * m stays below 2^(2w-1) for an n beyond that, and the
+// quotient is 0 as it should.
 template <class Unsigned>
-struct TruncatedAverage : Sum {
+struct Divider {
   using V = Vector<Unsigned>;
-  using Signed = Vector<std::make_signed_t<Unsigned>>;
   __extension__ using Wide = unsigned __int128;
   static constexpr int kBits = 8 * sizeof(Unsigned);
 
-  explicit TruncatedAverage(std::size_t source_count) : Sum(source_count) {
-    while ((std::size_t{2} << shift) < source_count) ++shift;
-    multiplier = static_cast<Unsigned>(((Wide{1} << (kBits + shift)) + source_count - 1) / source_count);
+  explicit Divider(std::size_t n) {
+    int log = 1;
+    while (log < kBits && (std::size_t{1} << log) < n) ++log;
+    shift = static_cast<Unsigned>(log - 1);
+    multiplier = static_cast<Unsigned>(((Wide{1} << (kBits + log - 1)) + n - 1) / n);
   }
 
-  ARGOSY_INLINE V finish(V sum) const {
-    const V negative = V(Signed(sum) < 0);  // all ones there, so (x ^ negative) - negative is -x there
-    const V magnitude = (sum ^ negative) - negative;
-    return ((high_product(magnitude, multiplier) >> shift) ^ negative) - negative;
-  }
+  ARGOSY_INLINE V divide(V u) const { return high_product(u, multiplier) >> shift; }
 
   // The upper half of a product of two w-bit numbers, from products of their halves.
   ARGOSY_INLINE static V high_product(V a, Unsigned b) {
-    constexpr int kHalf = kBits / 2;
-    constexpr Unsigned kLow = (Unsigned{1} << kHalf) - 1;
-    const Unsigned b_low = b & kLow, b_high = b >> kHalf;
+    constexpr Unsigned kHalf = kBits / 2;
+    constexpr Unsigned kLow = static_cast<Unsigned>((Unsigned{1} << kHalf) - 1);
+    const Unsigned b_low = b & kLow, b_high = static_cast<Unsigned>(b >> kHalf);
     const V a_low = a & kLow, a_high = a >> kHalf;
     const V middle = a_high * b_low + ((a_low * b_low) >> kHalf);
     return a_high * b_high + (middle >> kHalf) + ((a_low * b_high + (middle & kLow)) >> kHalf);
   }
 
-  Unsigned multiplier;
-  int shift = 0;  // l - 1
+  Unsigned multiplier, shift;  // m and l - 1
+};
+
+// The average of signed integers, held as `Unsigned` so that sums wrap, truncated toward zero. A single source is never
+// divided.
+template <class Unsigned>
+struct TruncatedAverage : Sum {
+  using V = Vector<Unsigned>;
+  using Signed = Vector<std::make_signed_t<Unsigned>>;
+
+  explicit TruncatedAverage(std::size_t source_count) : Sum(source_count), divider(source_count) {}
+
+  ARGOSY_INLINE V finish(V sum) const {
+    const V negative = V(Signed(sum) < 0);  // all ones there, so (x ^ negative) - negative is -x there
+    return (divider.divide((sum ^ negative) - negative) ^ negative) - negative;
+  }
+
+  Divider<Unsigned> divider;
+};
+
+// The average of unsigned integers. They may exceed what a Divider takes, so it gets half of each: twice its quotient
+// is the right one, or one less.
+template <class Unsigned>
+struct FlooredAverage : Sum {
+  using V = Vector<Unsigned>;
+  static constexpr Unsigned kMost = static_cast<Unsigned>(-1);
+
+  explicit FlooredAverage(std::size_t n)
+      : Sum(n),
+        divider(n),
+        divisor(static_cast<Unsigned>(n)),  // if it is cut short, the quotient that it is multiplied with is 0
+        greatest_rest(n - 1 < kMost ? static_cast<Unsigned>(n - 1) : kMost) {}
+
+  ARGOSY_INLINE V finish(V sum) const {
+    const V quotient = divider.divide(sum >> 1) << 1;
+    return quotient - V(sum - quotient * divisor > greatest_rest);  // true is -1
+  }
+
+  Divider<Unsigned> divider;
+  Unsigned divisor, greatest_rest;
 };
 
 // See [Note: the same bits everywhere].
@@ -181,25 +242,37 @@ ReduceKernel find_float_kernel(Op op) {
       return reduce<Element, Max>;
     case Op::prod:
       return reduce<Element, Prod>;
+    case Op::band:
+    case Op::bor:
+    case Op::bxor:
+      return nullptr;
   }
   return nullptr;
 }
 
 // Unsigned arithmetic wraps where signed arithmetic would be undefined; only an order needs the sign.
-template <class Signed>
+template <class Integer>
 ReduceKernel find_integer_kernel(Op op) {
-  using Unsigned = std::make_unsigned_t<Signed>;
+  using Unsigned = std::make_unsigned_t<Integer>;
+  using IntegerAverage =
+      std::conditional_t<std::is_signed_v<Integer>, TruncatedAverage<Unsigned>, FlooredAverage<Unsigned>>;
   switch (op) {
     case Op::sum:
       return reduce<Native<Unsigned>, Sum>;
     case Op::avg:
-      return reduce<Native<Unsigned>, TruncatedAverage<Unsigned>>;
+      return reduce<Native<Unsigned>, IntegerAverage>;
     case Op::min:
-      return reduce<Native<Signed>, Min>;
+      return reduce<Native<Integer>, Min>;
     case Op::max:
-      return reduce<Native<Signed>, Max>;
+      return reduce<Native<Integer>, Max>;
     case Op::prod:
       return reduce<Native<Unsigned>, Prod>;
+    case Op::band:
+      return reduce<Native<Unsigned>, And>;
+    case Op::bor:
+      return reduce<Native<Unsigned>, Or>;
+    case Op::bxor:
+      return reduce<Native<Unsigned>, Xor>;
   }
   return nullptr;
 }
@@ -220,6 +293,20 @@ ReduceKernel find_kernel(Op op, DType dtype) {
       return find_integer_kernel<std::int32_t>(op);
     case DType::i64:
       return find_integer_kernel<std::int64_t>(op);
+    case DType::i8:
+      return find_integer_kernel<std::int8_t>(op);
+    case DType::u8:
+      return find_integer_kernel<std::uint8_t>(op);
+    case DType::i16:
+      return find_integer_kernel<std::int16_t>(op);
+    case DType::boolean:
+    case DType::c64:
+    case DType::c128:
+    case DType::raw1:
+    case DType::raw2:
+    case DType::raw4:
+    case DType::raw8:
+      return nullptr;
   }
   return nullptr;
 }
