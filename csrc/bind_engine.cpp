@@ -89,7 +89,13 @@ void bind_engine(nb::module_& m) {
             return self.map_peer(rank, pid, fd, bytes, nonce_of(nonce));
           },
           "rank"_a, "pid"_a, "fd"_a, "bytes"_a, "nonce"_a)
-      .def("start", &Engine::start, "host_of_rank"_a)
+      .def(
+          "set_hosts",
+          [](Engine& self, std::vector<int> host_numbers, const std::vector<std::string>&) {
+            self.set_hosts(std::move(host_numbers));
+          },
+          "host_numbers"_a, "host_names"_a)
+      .def("start", &Engine::start)
       .def(
           "allocate",
           [](Engine& self, std::size_t bytes) { return reinterpret_cast<std::uintptr_t>(self.heap().allocate(bytes)); },

@@ -29,9 +29,16 @@ bool Engine::map_peer(int rank, pid_t pid, int fd, std::size_t bytes, const Nonc
   return true;
 }
 
-void Engine::start(const std::vector<int>& host_of_rank) {
+void Engine::set_hosts(std::vector<int> host_of_rank) {
+  if (host_of_rank.size() != static_cast<std::size_t>(size_))
+    throw std::invalid_argument("give the host of every rank");
+  host_of_rank_ = std::move(host_of_rank);
+}
+
+void Engine::start() {
+  if (host_of_rank_.empty()) throw std::logic_error("set_hosts comes before start");
   for (int rank = 0; rank < size_; ++rank) {
-    if (host_of_rank[rank] != host_of_rank[rank_]) continue;
+    if (host_of_rank_[rank] != host_of_rank_[rank_]) continue;
     if (rank == rank_) {
       crew_.add(rank, owner_, {});
     } else {

@@ -64,7 +64,8 @@ class Engine final : private Watch {
   // Joining: map the peers of this host, then say who shares a host with whom.
   Heap& heap() { return heap_; }
   bool map_peer(int rank, pid_t pid, int fd, std::size_t bytes, const Nonce& nonce);
-  void start(const std::vector<int>& host_of_rank);
+  void set_hosts(std::vector<int> host_of_rank);
+  void start();
 
   void run(Request request);
   std::shared_ptr<Ticket> submit(Request request);
@@ -99,6 +100,7 @@ class Engine final : private Watch {
   Heap heap_;
   Crew crew_;
   std::map<int, std::pair<pid_t, Mapping>> mapped_;
+  std::vector<int> host_of_rank_;
 
   std::mutex mutex_;
   std::condition_variable changed_;

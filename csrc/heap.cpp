@@ -74,6 +74,7 @@ std::byte* Heap::allocate(std::size_t bytes) {
 }
 
 void Heap::release(std::byte* memory) {
+  if (getpid() != owner_) return;  // a forked child drops its copies of tensors; the memory is its parent's
   const std::lock_guard lock(mutex_);
   const auto offset = static_cast<std::size_t>(memory - map_.base());
   const auto found = used_.find(offset);

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <sys/types.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstddef>
@@ -64,6 +65,7 @@ class Heap {
   const Nonce& nonce() const { return nonce_; }
 
  private:
+  const pid_t owner_ = getpid();
   int fd_;
   Nonce nonce_;
   Mapping map_;

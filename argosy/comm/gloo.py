@@ -21,13 +21,19 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from argosy.comm.config import CommConfig
-from argosy.comm.group import CommError, Group, Op
+from argosy.comm.errors import CommError
+from argosy.comm.group import Group, Op
+from argosy.comm.pending import DONE, Pending
 
 _OPS = {
     "sum": dist.ReduceOp.SUM,
+    "avg": dist.ReduceOp.AVG,
     "min": dist.ReduceOp.MIN,
     "max": dist.ReduceOp.MAX,
     "prod": dist.ReduceOp.PRODUCT,
+    "band": dist.ReduceOp.BAND,
+    "bor": dist.ReduceOp.BOR,
+    "bxor": dist.ReduceOp.BXOR,
 }
 
 
@@ -57,15 +63,17 @@ class GlooGroup(Group):
             else:
                 dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=deadline)
 
-    def all_reduce(self, tensor: Tensor, op: Op = "sum") -> None:
-        """Replace `tensor` on every member by the members' tensors combined."""
+    def all_reduce(self, tensor: Tensor, op: Op = "sum", *, wait: bool = True) -> Pending:
+        """Replace `tensor` on every member by the members' tensors combined; it is done when this returns."""
         with self._named("all_reduce"):
             dist.all_reduce(tensor, _OPS[op])
+        return DONE
 
-    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
-        """Replace `tensor` on every member by that of `root`."""
+    def broadcast(self, tensor: Tensor, root: int = 0, *, wait: bool = True) -> Pending:
+        """Replace `tensor` on every member by that of `root`; it is done when this returns."""
         with self._named("broadcast"):
             dist.broadcast(tensor, root)
+        return DONE
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all members, by rank."""
@@ -74,10 +82,11 @@ class GlooGroup(Group):
             dist.all_gather(gathered, tensor)
         return gathered
 
-    def barrier(self) -> None:
+    def barrier(self, *, wait: bool = True) -> Pending:
         """Return when every member has called this."""
         with self._named("barrier"):
             dist.barrier()
+        return DONE
 
     def close(self) -> None:
         """Leave torch's default group, if this object made it."""

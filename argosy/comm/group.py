@@ -1,8 +1,9 @@
 """A group of workers that exchange tensors: the interface that every way to train is written against.
 
-Small on purpose. `GlooGroup` is the plain implementation over torch.distributed, `SoloGroup` a world of one;
-a faster one has only these operations to offer. Tensors are contiguous and on the CPU; operations work in place,
-are called by all members in the same order, and leave the same bits on every member.
+Small on purpose. `EngineGroup` is the fast implementation, `GlooGroup` the plain one over torch.distributed, `SoloGroup`
+a world of one. Tensors are contiguous and on the CPU; operations work in place, are called by all members in the same
+order, and leave the same bits on every member. They return when they are done; `wait=False` only starts them, and what
+they return is then waited for.
 """
 
 from __future__ import annotations
@@ -13,13 +14,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Op = Literal["sum", "min", "max", "prod"]
+from argosy.comm.pending import DONE, Pending
 
-
-class CommError(RuntimeError):
-    """A collective operation that failed: on which rank and host, which operation, and its number."""
-
-    echo = True  # most often another worker's failure is the reason, and the one to show
+Op = Literal["sum", "avg", "min", "max", "prod", "band", "bor", "bxor"]
 
 
 class Group(ABC):
@@ -29,11 +26,11 @@ class Group(ABC):
     size: int
 
     @abstractmethod
-    def all_reduce(self, tensor: Tensor, op: Op = "sum") -> None:
+    def all_reduce(self, tensor: Tensor, op: Op = "sum", *, wait: bool = True) -> Pending:
         """Replace `tensor` on every member by the members' tensors combined."""
 
     @abstractmethod
-    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
+    def broadcast(self, tensor: Tensor, root: int = 0, *, wait: bool = True) -> Pending:
         """Replace `tensor` on every member by that of `root`."""
 
     @abstractmethod
@@ -41,8 +38,12 @@ class Group(ABC):
         """The tensors of all members, by rank. They have the same shape and type."""
 
     @abstractmethod
-    def barrier(self) -> None:
+    def barrier(self, *, wait: bool = True) -> Pending:
         """Return when every member has called this."""
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """A tensor where this group reduces it fastest."""
+        return torch.empty(shape, dtype=dtype)
 
     @abstractmethod
     def close(self) -> None:
@@ -65,18 +66,21 @@ class SoloGroup(Group):
 
     rank, size = 0, 1
 
-    def all_reduce(self, tensor: Tensor, op: Op = "sum") -> None:
+    def all_reduce(self, tensor: Tensor, op: Op = "sum", *, wait: bool = True) -> Pending:
         """Nothing to combine with."""
+        return DONE
 
-    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
+    def broadcast(self, tensor: Tensor, root: int = 0, *, wait: bool = True) -> Pending:
         """Nobody to send to."""
+        return DONE
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """This worker's tensor alone."""
         return [tensor.clone()]
 
-    def barrier(self) -> None:
+    def barrier(self, *, wait: bool = True) -> Pending:
         """Nobody to wait for."""
+        return DONE
 
     def close(self) -> None:
         """Nothing is held."""

@@ -1,0 +1,322 @@
+"""The engine's group: collectives over shared memory inside a host and TCP between hosts, run in native code.
+
+    group = EngineGroup.join(store, rank, size, config=CommConfig(), secret=secret)
+    bucket = group.empty(1_000_000)            # in memory that all ranks of the host map: reduced where it is
+    group.all_reduce(bucket)
+    pending = group.all_reduce(other, wait=False)
+    pending.wait()
+
+Tensors are contiguous and on the CPU. Every member calls the same operations in the same order; a member that calls
+another one gets an error that names both, and so do its peers. A failure breaks the group: what comes after it fails
+with the same reason. `abort` breaks it on purpose; a process then joins another group, with whoever is left.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from argosy import _native
+from argosy.comm.config import CommConfig
+from argosy.comm.errors import Aborted, CommError, Corrupted, DeadlinePassed, Mismatch, PeerLost
+from argosy.comm.group import Group, Op
+from argosy.comm.pending import DONE, Pending
+from argosy.comm.rendezvous import Meeting, meet
+from argosy.control.secret import Secret
+
+# In the order of the native enums.
+_COLLECTIVES = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "barrier",
+)
+(_ALL_REDUCE, _REDUCE_SCATTER, _ALL_GATHER, _BROADCAST, _REDUCE, _GATHER, _SCATTER, _ALL_TO_ALL, _BARRIER) = range(9)
+_OPS = {name: number for number, name in enumerate(("sum", "avg", "min", "max", "prod", "band", "bor", "bxor"))}
+_REDUCED = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64)
+_REDUCED_TOO = (torch.int8, torch.uint8, torch.int16)
+_MOVED = (torch.bool, torch.complex64, torch.complex128)
+_DTYPES: dict[torch.dtype, int] = {dtype: n for n, dtype in enumerate((*_REDUCED, *_REDUCED_TOO, *_MOVED))}
+_RAW = {1: 12, 2: 13, 4: 14, 8: 15}  # types that are only moved, by the bytes of an element
+
+
+class EngineGroup(Group):
+    """Workers that share memory, or are connected by TCP, or some of each."""
+
+    def __init__(self, engine: _native.Engine, rank: int, meeting: Meeting, config: CommConfig) -> None:
+        self.rank, self.size = rank, len(meeting.hosts)
+        self.hosts = meeting.hosts
+        self.host_names = meeting.names
+        self._engine = engine
+        self._timeout = config.timeout_seconds
+        self._started: deque[_Started] = deque()
+
+    @classmethod
+    def join(
+        cls,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        config: CommConfig,
+        secret: Secret | None,
+        host_id: str | None = None,
+        name: str = "",
+    ) -> EngineGroup:
+        """Come together with the other ranks at a store; `name` tells the group from others at the same store."""
+        engine = _native.Engine(rank, size)
+        meeting = meet(
+            engine,
+            PrefixStore(f"argosy/{name}", store),
+            rank,
+            size,
+            secret=secret,
+            host_id=host_id,
+            sockets=config.sockets,
+            deadline_seconds=config.timeout_seconds,
+        )
+        engine.start()
+        return cls(engine, rank, meeting, config)
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """A tensor in memory that all ranks of the host map, filled with zeros; it is given back with the tensor."""
+        elements = math.prod(shape)
+        size_bytes = max(elements * dtype.itemsize, 1)
+        address = self._engine.allocate(size_bytes)
+        memory = (ctypes.c_char * size_bytes).from_address(address)
+        weakref.finalize(memory, self._engine.release, address).atexit = False
+        return torch.frombuffer(memory, dtype=dtype, count=elements).view(shape) if elements else torch.empty(shape)
+
+    def all_reduce(self, tensor: Tensor, op: Op = "sum", *, wait: bool = True) -> Pending:
+        """Replace `tensor` on every member by the members' tensors combined."""
+        pointer = tensor.data_ptr()
+        return self._run(wait, _ALL_REDUCE, _reducible(tensor, op), _OPS[op], 0, pointer, pointer, tensor)
+
+    def broadcast(self, tensor: Tensor, root: int = 0, *, wait: bool = True) -> Pending:
+        """Replace `tensor` on every member by that of `root`."""
+        self._check_rank(root)
+        pointer = tensor.data_ptr()
+        return self._run(wait, _BROADCAST, _movable(tensor), 0, root, pointer, pointer, tensor)
+
+    def reduce(self, tensor: Tensor, root: int = 0, op: Op = "sum", *, wait: bool = True) -> Pending:
+        """Replace `tensor` on `root` by the members' tensors combined; the others keep theirs."""
+        self._check_rank(root)
+        pointer = tensor.data_ptr()
+        return self._run(wait, _REDUCE, _reducible(tensor, op), _OPS[op], root, pointer, pointer, tensor)
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all members, by rank. They have the same shape and type."""
+        gathered = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype)
+        self.all_gather_into(gathered, tensor)
+        return list(gathered.unbind(0))
+
+    def all_gather_into(self, out: Tensor, tensor: Tensor, *, wait: bool = True) -> Pending:
+        """Fill `out` with the tensors of all members, one after the other, by rank."""
+        _check_sizes("out", out, tensor, self.size)
+        return self._run(wait, _ALL_GATHER, _movable(tensor), 0, 0, tensor.data_ptr(), out.data_ptr(), tensor, out)
+
+    def reduce_scatter(self, out: Tensor, tensor: Tensor, op: Op = "sum", *, wait: bool = True) -> Pending:
+        """Combine the members' tensors, cut the result into as many parts as there are ranks; `out` is this one's."""
+        _check_sizes("tensor", tensor, out, self.size)
+        dtype = _reducible(tensor, op)
+        return self._run(wait, _REDUCE_SCATTER, dtype, _OPS[op], 0, tensor.data_ptr(), out.data_ptr(), out, tensor)
+
+    def gather(self, out: Tensor | None, tensor: Tensor, root: int = 0, *, wait: bool = True) -> Pending:
+        """Fill `out` on `root` with the tensors of all members, by rank; the others give None for it."""
+        self._check_rank(root)
+        pointer = 0
+        if self.rank == root:
+            if out is None:
+                raise ValueError("gather: the root gives the tensor that is filled, and it is None")
+            _check_sizes("out", out, tensor, self.size)
+            pointer = out.data_ptr()
+        return self._run(wait, _GATHER, _movable(tensor), 0, root, tensor.data_ptr(), pointer, tensor, out)
+
+    def scatter(self, out: Tensor, tensor: Tensor | None, root: int = 0, *, wait: bool = True) -> Pending:
+        """Fill `out` on every member with its part of the root's `tensor`; the others give None for it."""
+        self._check_rank(root)
+        pointer = 0
+        if self.rank == root:
+            if tensor is None:
+                raise ValueError("scatter: the root gives the tensor that is handed out, and it is None")
+            _check_sizes("tensor", tensor, out, self.size)
+            pointer = tensor.data_ptr()
+        return self._run(wait, _SCATTER, _movable(out), 0, root, pointer, out.data_ptr(), out, tensor)
+
+    def all_to_all(
+        self,
+        out: Tensor,
+        tensor: Tensor,
+        out_splits: Sequence[int] | None = None,
+        in_splits: Sequence[int] | None = None,
+        *,
+        wait: bool = True,
+    ) -> Pending:
+        """Send a part of `tensor` to every member, and fill `out` with what they send; splits are in elements."""
+        if out.dtype != tensor.dtype:
+            raise ValueError(f"all_to_all: out is {out.dtype} and the tensor {tensor.dtype}; they must be the same")
+        sizes = [self._split_bytes("out", out, out_splits), self._split_bytes("tensor", tensor, in_splits)]
+        # What each pair exchanges may differ, so the ranks compare the splits instead of one count.
+        return self._start(
+            wait, _ALL_TO_ALL, _movable(tensor), 0, 0, tensor.data_ptr(), out.data_ptr(), 0, (tensor, out), *sizes[::-1]
+        )
+
+    def barrier(self, *, wait: bool = True) -> Pending:
+        """Return when every member has called this."""
+        return self._run(wait, _BARRIER, 0, 0, 0, 0, 0, _NOTHING)
+
+    def abort(self, reason: str) -> None:
+        """Fail all operations, running and to come, on every member: the group is of no use any more."""
+        self._engine.abort(f"rank {self.rank} aborted the group: {reason}")
+
+    def close(self) -> None:
+        """Leave the group, after the operations that were started. Calling it twice is harmless."""
+        self._engine.close()
+
+    def _run(
+        self,
+        wait: bool,
+        collective: int,
+        dtype: int,
+        op: int,
+        root: int,
+        source: int,
+        target: int,
+        counted: Tensor,
+        other: Tensor | None = None,
+    ) -> Pending:
+        if not wait:
+            kept = (counted, other)
+            return self._start(wait, collective, dtype, op, root, source, target, counted.numel(), kept, [], [])
+        try:
+            self._engine.run(collective, dtype, op, 0, root, source, target, counted.numel(), self._timeout)
+        except _native.EngineError as error:
+            self._raise(error)
+        return DONE
+
+    def _start(
+        self,
+        wait: bool,
+        collective: int,
+        dtype: int,
+        op: int,
+        root: int,
+        source: int,
+        target: int,
+        count: int,
+        kept: tuple[Tensor | None, ...],
+        in_bytes: list[int],
+        out_bytes: list[int],
+    ) -> Pending:
+        while self._started and self._started[0].done():
+            self._started.popleft()
+        ticket = self._engine.submit(
+            collective, dtype, op, 0, root, source, target, count, self._timeout, in_bytes, out_bytes
+        )
+        started = _Started(self, ticket, kept)
+        if wait:
+            started.wait()
+            return DONE
+        self._started.append(started)  # whoever drops it, its tensors live until it is done
+        return started
+
+    def _raise(self, error: Exception) -> NoReturn:
+        """Raise what the native engine told, as an error that says who, where, in what and why."""
+        kind, peer, sequence, operation, text = error.args
+        host = self.host_names[self.rank]
+        message = f"{operation}, #{sequence}, failed on rank {self.rank} of {self.size} (host {host}): {text}"
+        known = 0 <= peer < self.size
+        if known and peer != self.rank and kind in ("lost", "timeout"):
+            message += f" [rank {peer} is on host {self.host_names[peer]}]"
+        if kind in ("lost", "timeout"):
+            where = self.host_names[peer] if known else "unknown"
+            lost = PeerLost if kind == "lost" else DeadlinePassed
+            raise lost(message, peer, where, operation, sequence) from None
+        plain: dict[str, type[CommError]] = {"mismatch": Mismatch, "aborted": Aborted, "corrupt": Corrupted}
+        raise plain[kind](message) from None
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.size:
+            raise ValueError(f"rank {rank} is not in this group of {self.size}")
+
+    def _split_bytes(self, name: str, tensor: Tensor, splits: Sequence[int] | None) -> list[int]:
+        _movable(tensor)
+        elements = tensor.numel()
+        if splits is None:
+            if elements % self.size:
+                raise ValueError(f"all_to_all: {name} has {elements} elements, which {self.size} ranks cannot share")
+            splits = [elements // self.size] * self.size
+        if len(splits) != self.size or min(splits) < 0 or sum(splits) != elements:
+            raise ValueError(f"all_to_all: {name} has {elements} elements, and its splits are {list(splits)}")
+        return [split * tensor.itemsize for split in splits]
+
+
+class _Started(Pending):
+    """An operation in the engine's queue, and the tensors that it works on."""
+
+    def __init__(self, group: EngineGroup, ticket: _native.Ticket, kept: tuple[Tensor | None, ...]) -> None:
+        self._group, self._ticket, self._kept = group, ticket, kept
+
+    def wait(self, timeout_seconds: float | None = None) -> None:
+        """Return when the operation is done; a caller that comes before it has begun does the work itself."""
+        try:
+            self._group._engine.wait(self._ticket, timeout_seconds)
+        except _native.EngineError as error:
+            self._group._raise(error)
+
+    def done(self) -> bool:
+        """Whether it is over."""
+        return self._ticket.done
+
+
+_NOTHING = torch.empty(0)
+
+
+def _movable(tensor: Tensor) -> int:
+    """The native number of a tensor's type; raises for a tensor that the engine cannot read."""
+    if not tensor.is_contiguous() or not tensor.is_cpu:
+        raise ValueError(
+            f"the engine takes contiguous tensors on the CPU, not one on {tensor.device} with strides "
+            f"{tuple(tensor.stride())}; use .contiguous() or .cpu()"
+        )
+    number = _DTYPES.get(tensor.dtype)
+    if number is None:
+        number = _RAW.get(tensor.dtype.itemsize)
+        if number is None:
+            raise ValueError(f"the engine does not know {tensor.dtype}; view it as another type")
+    return number
+
+
+def _reducible(tensor: Tensor, op: Op) -> int:
+    number = _movable(tensor)
+    if number < 4:
+        if _OPS[op] < 5:
+            return number
+        raise ValueError(f"{op} works on whole numbers, and the tensor is {tensor.dtype}")
+    if number >= 9:
+        raise ValueError(f"{tensor.dtype} cannot be reduced; convert it to another type (bool to uint8, say)")
+    if op not in _OPS:
+        raise ValueError(f"op={op!r}: choose one of {', '.join(_OPS)}")
+    return number
+
+
+def _check_sizes(name: str, larger: Tensor, smaller: Tensor, ranks: int) -> None:
+    _movable(larger)
+    if larger.dtype != smaller.dtype or larger.numel() != ranks * smaller.numel():
+        raise ValueError(
+            f"{name} has {larger.numel()} elements of {larger.dtype}; with {ranks} ranks and a part of "
+            f"{smaller.numel()} of {smaller.dtype} it must have {ranks * smaller.numel()} of that type"
+        )

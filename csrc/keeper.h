@@ -1,0 +1,75 @@
+// The keeper: keeps in touch with the ranks on other hosts while they compute, over a connection that carries nothing
+// else.
+//
+// Twice a second it tells each of them that this process runs, and hears the same from them. So a rank that waits knows
+// of each peer whether it runs, has left the group, has failed and why, is gone, or has fallen silent: a process that
+// is stopped keeps its connections, and nothing else would tell it from one that computes.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "failure.h"
+#include "tcp_link.h"
+
+namespace argosy {
+
+class Keeper {
+ public:
+  explicit Keeper(int rank) : rank_(rank) {}
+  ~Keeper();
+
+  void add(int peer, int fd);
+  void start();
+
+  // Throws Failure if a peer is gone or has failed, or if `awaited` has left the group.
+  void check(int awaited);
+  // Those who have been silent for seconds, with how long; `first` becomes one of them.
+  std::string silent(int* first);
+
+  // Tell all peers, who look at it when they wait.
+  void tell_failure(const Failure& failure);
+  void tell_leaving();
+  // For a forked child, which has a copy of this object and none of its threads.
+  void forget();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Contact final : Sink {
+    explicit Contact(std::unique_ptr<TcpLink> link) : link(std::move(link)) {}
+    Place offer(const Frame&) override { return {true, nullptr}; }
+    void arrived(const Frame& frame, const std::byte*) override {
+      heard = Clock::now();
+      left = left || frame.message == kLeaving;
+    }
+
+    std::unique_ptr<TcpLink> link;
+    Clock::time_point heard = Clock::now();
+    bool left = false;
+    std::optional<Failure> failure;
+    std::uint64_t sent = 0;
+  };
+  static constexpr std::uint32_t kRunning = 0, kLeaving = 1;
+
+  void watch();
+  void beat(Contact& contact, std::uint32_t message);
+  void listen(Contact& contact);
+  void flush_shortly();
+  void stop();
+
+  const int rank_;
+  std::mutex mutex_;
+  std::map<int, Contact> contacts_;
+  std::thread thread_;
+  int wake_[2] = {-1, -1};
+  std::atomic<bool> stopping_ = false;
+};
+
+}  // namespace argosy
