@@ -20,6 +20,8 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 
+void bind_links(nb::module_& m);  // bind_links.cpp
+
 namespace {
 
 void reduce(std::string_view op, std::string_view dtype, std::uintptr_t out, const std::vector<std::uintptr_t>& sources,
@@ -52,6 +54,7 @@ void raise_os_error(const std::exception_ptr& pointer, void*) {
 NB_MODULE(_native, m) {
   m.doc() = "Argosy's native core.";
   nb::register_exception_translator(raise_os_error);
+  bind_links(m);
 
   argosy::bind_engine(m);
 
