@@ -15,8 +15,8 @@ Byte layout (integers big-endian, no padding, nothing variable):
     server proof = HMAC-SHA256(secret, hello | server nonce | purpose | " server")
     client proof = HMAC-SHA256(secret, hello | server nonce | purpose | " client")
 
-`purpose` is ASCII and says what the connection is for (`control` for the coordinator), so a proof given on one
-kind of connection is worth nothing on another.
+`purpose` is ASCII and says what the connection is for (`control` for the coordinator, `peer` between workers), so a
+proof given on one kind of connection is worth nothing on another.
 
 [Note: replay and reflection]
 Replay: a recorded hello and proof are worthless, because each server draws a fresh nonce for each connection and
@@ -56,6 +56,7 @@ ACCEPTED: Final = b"\x01"
 NO_ROOM: Final = b"\x02"
 
 CONTROL: Final = b"control"
+PEER: Final = b"peer"
 
 
 class HandshakeError(Exception):
@@ -188,8 +189,8 @@ async def connect_async(sock: socket.socket, secret: Secret, purpose: bytes = CO
     loop = asyncio.get_running_loop()
     handshake = ClientHandshake(secret, purpose)
     await loop.sock_sendall(sock, handshake.hello)
-    await loop.sock_sendall(sock, handshake.prove(await _receive_async(sock, CHALLENGE_BYTES)))
-    handshake.conclude(await _receive_async(sock, VERDICT_BYTES))
+    await loop.sock_sendall(sock, handshake.prove(await receive_async(sock, CHALLENGE_BYTES)))
+    handshake.conclude(await receive_async(sock, VERDICT_BYTES))
 
 
 async def accept_async(
@@ -198,15 +199,16 @@ async def accept_async(
     """Let the peer of an accepted non-blocking socket prove itself; the caller sets the deadline."""
     loop = asyncio.get_running_loop()
     handshake = ServerHandshake(secret, purpose)
-    hello = await _receive_async(sock, HELLO_BYTES)
+    hello = await receive_async(sock, HELLO_BYTES)
     await loop.sock_sendall(sock, handshake.challenge(hello))
-    verdict = _verdict(handshake.verify(await _receive_async(sock, PROOF_BYTES)), admit)
+    verdict = _verdict(handshake.verify(await receive_async(sock, PROOF_BYTES)), admit)
     await loop.sock_sendall(sock, verdict)
     _require_accepted(verdict)
 
 
-async def _receive_async(sock: socket.socket, size_bytes: int) -> bytes:
-    # Never a byte more than the handshake has: a stream would buffer whatever an unproved peer cares to send.
+async def receive_async(sock: socket.socket, size_bytes: int) -> bytes:
+    """Receive `size_bytes` bytes over a non-blocking socket in the event loop; the caller sets the deadline."""
+    # Never a byte more than asked for: a stream would buffer whatever an unproved peer cares to send.
     loop = asyncio.get_running_loop()
     received = b""
     while len(received) < size_bytes:

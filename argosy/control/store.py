@@ -38,6 +38,11 @@ class CoordinatorStore(Store):
         client.keep(self)
         self.set_timeout(timedelta(seconds=client.timeout_seconds) if timeout is None else timeout)
 
+    @property
+    def address(self) -> str:
+        """Where the coordinator listens, as host:port."""
+        return self._client.address
+
     def set(self, key: str, value: str | bytes) -> None:
         """Set a key."""
         with _torch_errors():

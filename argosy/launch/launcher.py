@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 from argosy.control.client import Client, parse_address
 from argosy.control.coordinator import Coordinator
 from argosy.control.job import Job
+from argosy.control.network import interface_towards
 from argosy.control.secret import Secret
 from argosy.launch.failure import Failure, ended, shell_status
-from argosy.launch.network import interface_towards
 from argosy.launch.nodes import Nodes, NodesDisagree, Place
 from argosy.launch.screen import RankLog, Screen
 from argosy.launch.threads import thread_variables

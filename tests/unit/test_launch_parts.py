@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from argosy.control.job import Job, JobError
+from argosy.control.network import interface_towards
 from argosy.control.secret import Secret
 from argosy.launch.failure import Failure, ended, shell_status
-from argosy.launch.network import interface_towards
 from argosy.launch.screen import RankLog, Screen
 from argosy.launch.threads import VARIABLES, available_cores, thread_variables, threads_per_worker
 
