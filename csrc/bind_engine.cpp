@@ -4,6 +4,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
@@ -69,6 +70,8 @@ void bind_engine(nb::module_& m) {
 
   nb::class_<Ticket>(m, "Ticket").def_prop_ro("done", [](const Ticket& ticket) { return ticket.done.load(); });
 
+  nb::class_<Delivery>(m, "Delivery").def_prop_ro("source", [](const Delivery& delivery) { return delivery.source; });
+
   nb::class_<Engine>(m, "Engine")
       .def(
           "__init__",
@@ -95,6 +98,7 @@ void bind_engine(nb::module_& m) {
             self.set_hosts(std::move(host_numbers));
           },
           "host_numbers"_a, "host_names"_a)
+      .def("add_sockets", &Engine::add_sockets, "rank"_a, "fds"_a)
       .def("start", &Engine::start)
       .def(
           "allocate",
@@ -118,11 +122,42 @@ void bind_engine(nb::module_& m) {
              request.out_bytes = std::move(out_bytes);
              return self.submit(std::move(request));
            })
-      .def("wait", &Engine::wait, "ticket"_a, "timeout_seconds"_a.none(), nb::call_guard<nb::gil_scoped_release>())
+      .def("wait", nb::overload_cast<const std::shared_ptr<Ticket>&, std::optional<double>>(&Engine::wait), "ticket"_a,
+           "timeout_seconds"_a.none(), nb::call_guard<nb::gil_scoped_release>())
+      .def("post",
+           [](Engine& self, bool sending, int peer, std::uint64_t tag, int dtype, std::uintptr_t memory,
+              std::size_t bytes, double timeout_seconds) {
+             Delivery delivery{};
+             delivery.sending = sending;
+             delivery.peer = peer;
+             delivery.tag = tag;
+             delivery.dtype = static_cast<std::uint64_t>(dtype);
+             delivery.address = address(memory);
+             delivery.bytes = bytes;
+             delivery.timeout_seconds = timeout_seconds;
+             delivery.source = Delivery::kAnyone;
+             const nb::gil_scoped_release release;
+             return self.post(std::move(delivery));
+           })
+      .def("wait_message", nb::overload_cast<const std::shared_ptr<Delivery>&, std::optional<double>>(&Engine::wait),
+           "delivery"_a, "timeout_seconds"_a.none(), nb::call_guard<nb::gil_scoped_release>())
+      .def("message_done", [](Engine& self, const Delivery& delivery) { return self.done(delivery); })
+      .def("set_plan",
+           [](Engine& self, int collective, int algorithm, int root, std::size_t slots, std::size_t owners,
+              const std::vector<std::tuple<int, int, std::size_t, std::size_t>>& steps) {
+             Plan plan;
+             plan.slots = slots;
+             plan.owners = owners;
+             for (const auto& [kind, peer, begin, width] : steps) {
+               plan.parts.push_back({static_cast<Step::Kind>(kind), peer, begin, width});
+             }
+             self.set_plan({static_cast<Collective>(collective), DType{}, Op{}, static_cast<std::uint8_t>(algorithm),
+                            static_cast<std::uint32_t>(root)},
+                           std::move(plan));
+           })
       .def("abort", &Engine::abort, "reason"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>())
-      .def_prop_ro("broken", &Engine::broken)
-      .def_prop_ro("sequence", &Engine::sequence);
+      .def_prop_ro("broken", &Engine::broken);
 }
 
 }  // namespace argosy

@@ -4,20 +4,78 @@
 
 #include <stdexcept>
 
+#include "local.h"
 #include "reduce.h"
+#include "shm_link.h"
+#include "tcp_link.h"
 
 namespace argosy {
+namespace {
+
+// Rings for collectives and for messages between two members of a crew: in each heap, a pair for each rank.
+constexpr std::size_t kRingSlots = 4, kRingSlotBytes = 256 << 10;
+
+std::size_t ring_bytes() { return (Ring::bytes(kRingSlots, kRingSlotBytes) + 4095) / 4096 * 4096; }
+
+Ring* ring(std::byte* base, int to, bool messages) {
+  return reinterpret_cast<Ring*>(base + Crew::kReservedBytes + (2 * to + (messages ? 1 : 0)) * ring_bytes());
+}
+
+std::string seconds_text(double seconds) {
+  char text[32];
+  snprintf(text, sizeof text, "%g s", seconds);
+  return text;
+}
+
+}  // namespace
+
+// The watch of one wait: sees the group's health, the caller's signals and the deadline.
+class Engine::Patience final : public Watch {
+ public:
+  Patience(Engine& engine, std::optional<double> timeout_seconds, bool in_caller)
+      : engine_(engine), timeout_seconds_(timeout_seconds), in_caller_(in_caller) {}
+
+  void check(int peer) override {
+    engine_.check(peer);
+    if (in_caller_ && engine_.idle_hook_) engine_.idle_hook_();
+    if (!timeout_seconds_) return;
+    const auto now = std::chrono::steady_clock::now();
+    // The first look comes soon after the wait began: a clock is not read before it is needed.
+    if (!begin_) begin_ = now;
+    if (std::chrono::duration<double>(now - *begin_).count() > *timeout_seconds_) {
+      engine_.throw_late(peer, *timeout_seconds_);
+    }
+  }
+
+ private:
+  Engine& engine_;
+  std::optional<double> timeout_seconds_;
+  bool in_caller_;
+  std::optional<std::chrono::steady_clock::time_point> begin_;
+};
 
 Engine::Engine(int rank, int size)
-    : rank_(rank), size_(size), owner_(getpid()), heap_(Crew::kReservedBytes), crew_(heap_) {}
+    : rank_(rank),
+      size_(size),
+      owner_(getpid()),
+      heap_(Crew::kReservedBytes + 2 * static_cast<std::size_t>(size) * ring_bytes()),
+      crew_(heap_),
+      wide_(rank, size),
+      post_(rank),
+      keeper_(rank) {}
 
 Engine::~Engine() {
-  if (!owned()) {
-    // The thread, if there is one, exists in the parent only: there is nothing to join.
-    if (thread_.joinable()) thread_.detach();
+  if (owned()) {
+    close();
+    for (const auto& [peer, fds] : sockets_) {
+      for (const int fd : fds) ::close(fd);
+    }
     return;
   }
-  close();
+  // The threads, if there are any, exist in the parent only: there is nothing to join.
+  if (thread_.joinable()) thread_.detach();
+  if (postman_.joinable()) postman_.detach();
+  keeper_.forget();
 }
 
 bool Engine::owned() const { return getpid() == owner_; }
@@ -35,19 +93,39 @@ void Engine::set_hosts(std::vector<int> host_of_rank) {
   host_of_rank_ = std::move(host_of_rank);
 }
 
+void Engine::add_sockets(int rank, std::vector<int> fds) {
+  if (fds.size() < 3) throw std::invalid_argument("a peer on another host needs three sockets or more");
+  sockets_[rank] = std::move(fds);
+}
+
 void Engine::start() {
   if (host_of_rank_.empty()) throw std::logic_error("set_hosts comes before start");
   for (int rank = 0; rank < size_; ++rank) {
-    if (host_of_rank_[rank] != host_of_rank_[rank_]) continue;
     if (rank == rank_) {
       crew_.add(rank, owner_, {});
-    } else {
+    } else if (host_of_rank_[rank] == host_of_rank_[rank_]) {
       const auto found = mapped_.find(rank);
       if (found == mapped_.end()) throw std::invalid_argument("rank " + std::to_string(rank) + " is not mapped");
+      std::byte* const base = found->second.second.base();
       crew_.add(rank, found->second.first, std::move(found->second.second));
+      const auto link = [&](bool messages) {
+        return std::make_unique<ShmLink>(rank, rank_, ring(heap_.base(), rank, messages), ring(base, rank_, messages),
+                                         kRingSlots, kRingSlotBytes);
+      };
+      wide_.add(rank, link(false));
+      post_.add(rank, link(true));
+    } else {
+      const auto found = sockets_.find(rank);
+      if (found == sockets_.end()) throw std::invalid_argument("rank " + std::to_string(rank) + " has no sockets");
+      const std::vector<int> fds = std::move(found->second);
+      sockets_.erase(found);
+      keeper_.add(rank, fds.front());
+      wide_.add(rank, std::make_unique<TcpLink>(rank, rank_, std::vector<int>(fds.begin() + 1, fds.end() - 1)));
+      post_.add(rank, std::make_unique<TcpLink>(rank, rank_, std::vector<int>{fds.back()}));
     }
   }
-  mapped_.clear();
+  mapped_.clear();  // of ranks that count as another host after all
+  keeper_.start();
 }
 
 void Engine::run(Request request) {
@@ -62,10 +140,10 @@ void Engine::run(Request request) {
   const auto finish = [&] {
     lock.lock();
     running_ = false;
-    if (!queue_.empty()) changed_.notify_all();
+    if (!queue_.empty() || closing_) changed_.notify_all();
   };
   try {
-    execute(request, sequence);
+    execute(request, sequence, true);
   } catch (...) {
     finish();
     throw;
@@ -76,22 +154,21 @@ void Engine::run(Request request) {
 std::shared_ptr<Ticket> Engine::submit(Request request) {
   auto ticket = std::make_shared<Ticket>(std::move(request));
   const Lock lock(mutex_);
-  if (closing_) throw std::logic_error("the group is closed");
   ticket->sequence = ++sequence_;
   queue_.push_back(ticket);
-  if (!thread_.joinable()) thread_ = std::thread(&Engine::work, this);
+  if (!thread_.joinable() && !closing_) thread_ = std::thread(&Engine::work, this);
   changed_.notify_all();
   return ticket;
 }
 
 // Runs the oldest operation. The lock is held before and after, and not meanwhile.
-void Engine::run_front(Lock& lock) {
+void Engine::run_front(Lock& lock, bool in_caller) {
   const std::shared_ptr<Ticket> ticket = std::move(queue_.front());
   queue_.pop_front();
   running_ = true;
   lock.unlock();
   try {
-    execute(ticket->request, ticket->sequence);
+    execute(ticket->request, ticket->sequence, in_caller);
   } catch (...) {
     ticket->error = std::current_exception();
   }
@@ -106,16 +183,16 @@ void Engine::wait(const std::shared_ptr<Ticket>& ticket, std::optional<double> t
   Lock lock(mutex_);
   while (!ticket->done.load(std::memory_order_acquire)) {
     if (!running_ && !queue_.empty()) {
-      run_front(lock);
+      run_front(lock, true);
       continue;
     }
     changed_.wait_for(lock, std::chrono::milliseconds(20));
     const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
     if (!ticket->done && timeout_seconds && waited.count() > *timeout_seconds) {
-      throw OperationFailed(Failure(Failure::Kind::timeout, -1, "it is not done within the time given to wait()"),
+      throw OperationFailed(Failure(Failure::Kind::timeout, -1, "it is not done within the time given to wait"),
                             ticket->sequence, describe(ticket->request.operation.packed(), ticket->request.count));
     }
-    if (idle_hook_) {
+    if (idle_hook_ && !ticket->done) {
       lock.unlock();
       idle_hook_();
       lock.lock();
@@ -129,7 +206,50 @@ void Engine::work() {
   while (true) {
     changed_.wait(lock, [&] { return !running_ && (closing_ || !queue_.empty()); });
     if (queue_.empty()) return;
-    run_front(lock);
+    run_front(lock, false);
+  }
+}
+
+std::shared_ptr<Delivery> Engine::post(Delivery delivery) {
+  if (broken_) {
+    const std::lock_guard lock(failure_mutex_);
+    throw OperationFailed(*failure_, delivery.tag, "message");
+  }
+  auto posted = post_.post(std::move(delivery));
+  const Lock lock(mutex_);
+  if (!postman_.joinable() && !closing_) postman_ = std::thread(&Engine::carry_messages, this);
+  posted_.notify_all();
+  return posted;
+}
+
+void Engine::wait(const std::shared_ptr<Delivery>& delivery, std::optional<double> timeout_seconds) {
+  const auto failed = [&](const Failure& why) {
+    return OperationFailed(why, delivery->tag, delivery->sending ? "send" : "receive");
+  };
+  Patience patience(*this, timeout_seconds.value_or(delivery->timeout_seconds), true);
+  try {
+    post_.wait(delivery, patience);
+  } catch (const Failure& why) {
+    const Failure reason = known_reason(why);
+    fail(reason);
+    throw failed(reason);
+  }
+}
+
+void Engine::carry_messages() {
+  Patience patience(*this, {}, false);
+  while (true) {
+    {
+      Lock lock(mutex_);
+      posted_.wait(lock, [&] { return closing_ || post_.pending(); });
+      if (closing_) return;
+    }
+    try {
+      post_.drain(patience);
+    } catch (const Failure& why) {
+      fail(known_reason(why));
+      return;
+    }
   }
 }
 
@@ -140,20 +260,28 @@ void Engine::close() {
     Lock lock(mutex_);
     closing_ = true;
     changed_.notify_all();
+    posted_.notify_all();
   }
   if (thread_.joinable()) thread_.join();
   if (crew_.size() > 0) crew_.tell_leaving();
-  fail(Failure(Failure::Kind::aborted, rank_, "the group is closed"));
+  keeper_.tell_leaving();
+  remember(Failure(Failure::Kind::aborted, rank_, "the group is closed"));
+  if (postman_.joinable()) postman_.join();
 }
 
-bool Engine::broken() { return broken_; }
-
-void Engine::fail(const Failure& failure) {
+// Whether this is the first.
+bool Engine::remember(const Failure& failure) {
   const std::lock_guard lock(failure_mutex_);
-  if (failure_) return;
+  if (failure_) return false;
   failure_ = failure;
   broken_ = true;
+  return true;
+}
+
+void Engine::fail(const Failure& failure) {
+  if (!remember(failure)) return;
   if (crew_.size() > 0) crew_.tell_failure(failure);
+  keeper_.tell_failure(failure);
 }
 
 void Engine::check(int peer) {
@@ -162,28 +290,26 @@ void Engine::check(int peer) {
     throw Failure(*failure_);
   }
   crew_.check(peer);
-  if (idle_hook_) idle_hook_();
-  check_deadline(peer);
+  keeper_.check(peer);
 }
 
-void Engine::check_deadline(int peer) {
-  const auto now = std::chrono::steady_clock::now();
-  if (!deadline_) {
-    // The first look comes soon after the wait began: a clock is not read before it is needed.
-    deadline_ = now + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                          std::chrono::duration<double>(timeout_seconds_));
-  }
-  if (now < *deadline_) return;
+// A connection that ends is often the echo of another failure, which its peer has told before it went.
+Failure Engine::known_reason(const Failure& failure) {
+  if (failure.kind != Failure::Kind::lost) return failure;
+  return keeper_.told_by(failure.peer).value_or(failure);
+}
+
+void Engine::throw_late(int peer, double timeout_seconds) {
   int first = -1;
-  const std::string absent = crew_.absent(&first);
-  char seconds[32];
-  snprintf(seconds, sizeof seconds, "%g", timeout_seconds_);
-  throw Failure(
-      Failure::Kind::timeout, first >= 0 ? first : peer,
-      "waited " + std::string(seconds) + " s for " + (absent.empty() ? "rank " + std::to_string(peer) : absent));
+  std::string who = crew_.absent(&first);
+  const std::string silent = keeper_.silent(&first);
+  if (!silent.empty()) who += (who.empty() ? "" : ", ") + silent;
+  if (who.empty()) who = peer >= 0 ? "rank " + std::to_string(peer) : "its peers";
+  throw Failure(Failure::Kind::timeout, first >= 0 ? first : peer,
+                "waited " + seconds_text(timeout_seconds) + " for " + who);
 }
 
-void Engine::execute(const Request& request, std::uint64_t sequence) {
+void Engine::execute(const Request& request, std::uint64_t sequence, bool in_caller) {
   const auto failed = [&](const Failure& why) {
     return OperationFailed(why, sequence, describe(request.operation.packed(), request.count));
   };
@@ -191,23 +317,25 @@ void Engine::execute(const Request& request, std::uint64_t sequence) {
     const std::lock_guard lock(failure_mutex_);
     throw failed(*failure_);
   }
-  timeout_seconds_ = request.timeout_seconds;
-  deadline_.reset();
+  Patience patience(*this, request.timeout_seconds, in_caller);
   try {
-    dispatch(request, {sequence, request.operation.packed(), request.count, Notice::kElsewhere});
+    dispatch(request, {sequence, request.operation.packed(), request.count, Notice::kElsewhere}, patience);
   } catch (const Failure& why) {
-    fail(why);
-    throw failed(why);
+    const Failure reason = known_reason(why);
+    fail(reason);
+    throw failed(reason);
   } catch (...) {
     fail(Failure(Failure::Kind::aborted, rank_, "rank " + std::to_string(rank_) + " was interrupted"));
     throw;
   }
 }
 
-void Engine::dispatch(const Request& request, const Notice& notice) {
+void Engine::dispatch(const Request& request, const Notice& notice, Watch& watch) {
   const Operation& what = request.operation;
   const std::size_t element = element_bytes(what.dtype), members = crew_.size();
-  Local local(crew_, heap_, *this);
+  Local local(crew_, heap_, watch);
+  if (what.algorithm != 0) return wide_.run(request, notice, local, watch);
+  if (members != static_cast<std::size_t>(size_)) throw std::invalid_argument("several hosts need an algorithm");
   const auto reduction = [&] { return Local::Reduction{find_reduce_kernel(what.op, what.dtype), element}; };
   switch (what.collective) {
     case Collective::all_reduce:
@@ -231,7 +359,7 @@ void Engine::dispatch(const Request& request, const Notice& notice) {
     case Collective::message:
       break;
   }
-  throw std::logic_error("this operation is not run here");
+  throw std::logic_error("messages are posted, not run");
 }
 
 }  // namespace argosy

@@ -4,7 +4,7 @@
 // A synchronous operation runs in its caller. A started one waits in a queue; a thread of the engine takes it from
 // there, unless somebody comes to wait for it first: then the waiting caller does the work itself. Whoever runs an
 // operation holds the role of the runner, so that operations begin in the order in which they were called, on all ranks
-// alike.
+// alike. Messages between two ranks have no part in this order.
 //
 // A failure breaks the group: every later operation fails with the same reason, and so do the peers', who are told.
 #pragma once
@@ -24,14 +24,15 @@
 
 #include "crew.h"
 #include "heap.h"
-#include "local.h"
+#include "keeper.h"
 #include "operation.h"
-#include "watch.h"
+#include "post.h"
+#include "wide.h"
 
 namespace argosy {
 
 struct Request {
-  Operation operation;
+  Operation operation;    // its algorithm is 0 inside one host: the crew's memory is all that is needed
   std::size_t count = 0;  // elements: of the tensor, or of each rank's part where the parts are equal
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
@@ -56,56 +57,69 @@ struct Ticket {
   std::exception_ptr error;
 };
 
-class Engine final : private Watch {
+class Engine {
  public:
   Engine(int rank, int size);
-  ~Engine() override;
+  ~Engine();
 
-  // Joining: map the peers of this host, then say who shares a host with whom.
+  // Joining: map the peers of this host, say who shares a host with whom, give the sockets to all others, start.
   Heap& heap() { return heap_; }
   bool map_peer(int rank, pid_t pid, int fd, std::size_t bytes, const Nonce& nonce);
   void set_hosts(std::vector<int> host_of_rank);
+  // Connected sockets to a peer on another host: the first is the keeper's, the last for messages. Takes them over.
+  void add_sockets(int rank, std::vector<int> fds);
   void start();
+  void set_plan(const Operation& operation, Plan plan) { wide_.set_plan(operation, std::move(plan)); }
 
   void run(Request request);
   std::shared_ptr<Ticket> submit(Request request);
   // Throws what the operation threw. Without a time limit, the operation's own holds.
   void wait(const std::shared_ptr<Ticket>& ticket, std::optional<double> timeout_seconds);
 
+  std::shared_ptr<Delivery> post(Delivery delivery);
+  void wait(const std::shared_ptr<Delivery>& delivery, std::optional<double> timeout_seconds);
+  bool done(const Delivery& delivery) { return post_.done(delivery); }
+
   // Fails all operations, those that wait and those to come, here and at the peers.
   void abort(const std::string& reason);
   // Leaves the group: peers that wait for this rank fail. Operations that were started are finished first.
   void close();
-  bool broken();
+  bool broken() const { return broken_; }
 
-  // Called now and then by whoever waits in `run` or `wait`, so that a signal can end the wait by an exception.
+  // Called now and then by a caller who waits, so that a signal can end the wait by an exception.
   void set_idle_hook(std::function<void()> hook) { idle_hook_ = std::move(hook); }
-
-  std::uint64_t sequence() const { return sequence_; }
 
  private:
   using Lock = std::unique_lock<std::mutex>;
+  class Patience;
 
-  void check(int peer) override;
-  void check_deadline(int peer);
-  void execute(const Request& request, std::uint64_t sequence);
-  void dispatch(const Request& request, const Notice& notice);
+  void check(int peer);
+  [[noreturn]] void throw_late(int peer, double timeout_seconds);
+  void execute(const Request& request, std::uint64_t sequence, bool in_caller);
+  void dispatch(const Request& request, const Notice& notice, Watch& watch);
+  Failure known_reason(const Failure& failure);
+  bool remember(const Failure& failure);
   void fail(const Failure& failure);
-  void run_front(Lock& lock);
+  void run_front(Lock& lock, bool in_caller);
   void work();
+  void carry_messages();
   bool owned() const;
 
   const int rank_, size_;
   const pid_t owner_;  // a forked child has a copy of this object, and no part in the group
   Heap heap_;
   Crew crew_;
+  Wide wide_;
+  Post post_;
+  Keeper keeper_;
   std::map<int, std::pair<pid_t, Mapping>> mapped_;
+  std::map<int, std::vector<int>> sockets_;
   std::vector<int> host_of_rank_;
 
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable changed_, posted_;
   std::deque<std::shared_ptr<Ticket>> queue_;
-  std::thread thread_;
+  std::thread thread_, postman_;
   bool running_ = false, closing_ = false;
   std::uint64_t sequence_ = 0;
 
@@ -113,9 +127,6 @@ class Engine final : private Watch {
   std::atomic<bool> broken_ = false;
   std::optional<Failure> failure_;
 
-  // Of the operation that runs now.
-  double timeout_seconds_ = 0;
-  std::optional<std::chrono::steady_clock::time_point> deadline_;
   std::function<void()> idle_hook_;
 };
 

@@ -51,6 +51,7 @@ void check_payload(const Frame& frame, std::uint32_t crc) {
 Frame make_abort(int from, int blamed, std::string_view text) {
   Frame frame;
   frame.type = Frame::Type::abort;
+  frame.operation = static_cast<std::uint64_t>(Failure::Kind::aborted);
   frame.message = static_cast<std::uint32_t>(blamed);
   frame.length = static_cast<std::uint32_t>(std::min<std::size_t>(text.size(), Frame::kMaxAbortText));
   frame.from = static_cast<std::uint32_t>(from);
@@ -59,7 +60,9 @@ Frame make_abort(int from, int blamed, std::string_view text) {
 
 void throw_abort(const Frame& frame, const std::byte* payload) {
   const std::string text(reinterpret_cast<const char*>(payload), frame.length);
-  throw Failure(Failure::Kind::aborted, static_cast<std::int32_t>(frame.message), text);
+  const bool known = frame.operation <= static_cast<std::uint64_t>(Failure::Kind::corrupt);
+  const auto kind = known ? static_cast<Failure::Kind>(frame.operation) : Failure::Kind::aborted;
+  throw Failure(kind, static_cast<std::int32_t>(frame.message), text);
 }
 
 }  // namespace argosy

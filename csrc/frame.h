@@ -22,7 +22,7 @@ void check_payload(const Frame& frame, std::uint32_t crc);
 // which kMaxAbortText bytes go.
 Frame make_abort(int from, int blamed, std::string_view text);
 
-// What an abort frame means to its receiver: throws Failure(aborted).
+// What an abort frame means to its receiver: throws a Failure of the kind that `operation` tells.
 [[noreturn]] void throw_abort(const Frame& frame, const std::byte* payload);
 
 }  // namespace argosy

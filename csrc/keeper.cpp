@@ -91,6 +91,14 @@ void Keeper::check(int awaited) {
   }
 }
 
+std::optional<Failure> Keeper::told_by(int peer) {
+  const std::lock_guard lock(mutex_);
+  const auto found = contacts_.find(peer);
+  if (found == contacts_.end()) return {};
+  listen(found->second);
+  return found->second.failure;
+}
+
 std::string Keeper::silent(int* first) {
   const std::lock_guard lock(mutex_);
   std::string text;

@@ -31,6 +31,8 @@ class Keeper {
 
   // Throws Failure if a peer is gone or has failed, or if `awaited` has left the group.
   void check(int awaited);
+  // What `peer` has told of a failure before its connections ended, if anything.
+  std::optional<Failure> told_by(int peer);
   // Those who have been silent for seconds, with how long; `first` becomes one of them.
   std::string silent(int* first);
 

@@ -29,6 +29,8 @@ class Local {
  public:
   Local(Crew& crew, const Heap& heap, Watch& watch) : crew_(crew), heap_(heap), watch_(watch) {}
 
+  std::size_t me() const { return crew_.me(); }
+
   struct Reduction {
     ReduceKernel kernel;
     std::size_t element_bytes;

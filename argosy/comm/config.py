@@ -12,6 +12,8 @@ class CommConfig(Config):
     """How long a collective operation may wait for its peers before it fails."""
 
     timeout_seconds: float = 300.0
+    algorithm: str = "auto"
+    sockets: int = 4
 
     def check(self) -> None:
         """Refuse a deadline that has passed before it starts."""

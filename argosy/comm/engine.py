@@ -29,7 +29,10 @@ from argosy.comm.config import CommConfig
 from argosy.comm.errors import Aborted, CommError, Corrupted, DeadlinePassed, Mismatch, PeerLost
 from argosy.comm.group import Group, Op
 from argosy.comm.pending import DONE, Pending
+from argosy.comm.plans import DIRECT, NUMBERS, make_plan
 from argosy.comm.rendezvous import Meeting, meet
+from argosy.comm.schedule import Collective
+from argosy.comm.topology import Topology
 from argosy.control.secret import Secret
 
 # In the order of the native enums.
@@ -45,6 +48,15 @@ _COLLECTIVES = (
     "barrier",
 )
 (_ALL_REDUCE, _REDUCE_SCATTER, _ALL_GATHER, _BROADCAST, _REDUCE, _GATHER, _SCATTER, _ALL_TO_ALL, _BARRIER) = range(9)
+# A barrier is an all-reduce of next to nothing. Gathering, scattering and all-to-all need no plan.
+_PLANNED = {
+    _ALL_REDUCE: Collective.ALL_REDUCE,
+    _REDUCE_SCATTER: Collective.REDUCE_SCATTER,
+    _ALL_GATHER: Collective.ALL_GATHER,
+    _BROADCAST: Collective.BROADCAST,
+    _REDUCE: Collective.REDUCE,
+    _BARRIER: Collective.ALL_REDUCE,
+}
 _OPS = {name: number for number, name in enumerate(("sum", "avg", "min", "max", "prod", "band", "bor", "bxor"))}
 _REDUCED = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64)
 _REDUCED_TOO = (torch.int8, torch.uint8, torch.int16)
@@ -62,7 +74,12 @@ class EngineGroup(Group):
         self.host_names = meeting.names
         self._engine = engine
         self._timeout = config.timeout_seconds
-        self._started: deque[_Started] = deque()
+        self._topology = Topology(meeting.hosts)
+        self._one_host = len(set(meeting.hosts)) == 1
+        self._forced = config.algorithm
+        self._direct = self._one_host and self._forced in ("auto", DIRECT)
+        self._planned: set[tuple[int, int, int]] = set()
+        self._started: deque[Pending] = deque()
 
     @classmethod
     def join(
@@ -174,6 +191,32 @@ class EngineGroup(Group):
             wait, _ALL_TO_ALL, _movable(tensor), 0, 0, tensor.data_ptr(), out.data_ptr(), 0, (tensor, out), *sizes[::-1]
         )
 
+    def send(self, tensor: Tensor, to: int, tag: int = 0, *, wait: bool = True) -> Pending:
+        """Send a tensor to one rank, which receives it with the same tag. Small ones are done before it does."""
+        return self._post(True, tensor, to, tag, wait)
+
+    def receive(self, tensor: Tensor, source: int | None = None, tag: int = 0, *, wait: bool = True) -> Pending:
+        """Fill `tensor` with what `source`, or anybody, sends with this tag; `Pending.source` then tells who."""
+        return self._post(False, tensor, source, tag, wait)
+
+    def _post(self, sending: bool, tensor: Tensor, peer: int | None, tag: int, wait: bool) -> Pending:
+        if peer is not None and (not 0 <= peer < self.size or peer == self.rank):
+            raise ValueError(f"rank {peer} is no peer of rank {self.rank}: messages go to another rank of {self.size}")
+        number = -1 if peer is None else peer
+        size_bytes = tensor.numel() * tensor.itemsize
+        try:
+            delivery = self._engine.post(
+                sending, number, tag, _movable(tensor), tensor.data_ptr(), size_bytes, self._timeout
+            )
+        except _native.EngineError as error:
+            self._raise(error)
+        posted = _Posted(self, delivery, tensor)
+        if wait:
+            posted.wait()
+        else:
+            self._keep(posted)
+        return posted
+
     def barrier(self, *, wait: bool = True) -> Pending:
         """Return when every member has called this."""
         return self._run(wait, _BARRIER, 0, 0, 0, 0, 0, _NOTHING)
@@ -202,7 +245,9 @@ class EngineGroup(Group):
             kept = (counted, other)
             return self._start(wait, collective, dtype, op, root, source, target, counted.numel(), kept, [], [])
         try:
-            self._engine.run(collective, dtype, op, 0, root, source, target, counted.numel(), self._timeout)
+            count = counted.numel()
+            algorithm = 0 if self._direct else self._algorithm(collective, root, count * counted.itemsize)
+            self._engine.run(collective, dtype, op, algorithm, root, source, target, count, self._timeout)
         except _native.EngineError as error:
             self._raise(error)
         return DONE
@@ -221,17 +266,39 @@ class EngineGroup(Group):
         in_bytes: list[int],
         out_bytes: list[int],
     ) -> Pending:
-        while self._started and self._started[0].done():
-            self._started.popleft()
+        size_bytes = count * kept[0].itemsize if kept[0] is not None else 0
+        algorithm = 0 if self._direct else self._algorithm(collective, root, size_bytes)
         ticket = self._engine.submit(
-            collective, dtype, op, 0, root, source, target, count, self._timeout, in_bytes, out_bytes
+            collective, dtype, op, algorithm, root, source, target, count, self._timeout, in_bytes, out_bytes
         )
         started = _Started(self, ticket, kept)
         if wait:
             started.wait()
             return DONE
-        self._started.append(started)  # whoever drops it, its tensors live until it is done
+        self._keep(started)
         return started
+
+    def _keep(self, started: Pending) -> None:
+        """Whoever drops an operation, its tensors live until it is done."""
+        while self._started and self._started[0].done():
+            self._started.popleft()
+        self._started.append(started)
+
+    def _algorithm(self, collective: int, root: int, size_bytes: int) -> int:
+        """The number of the algorithm for an operation; the engine has its plan when this returns."""
+        name = self._choose(collective, size_bytes)
+        number = NUMBERS[name]
+        if collective in _PLANNED and (collective, number, root) not in self._planned:
+            kind = _PLANNED[collective]
+            slots, owners, steps = make_plan(kind, name, self._topology, root, self.rank)
+            self._engine.set_plan(collective, number, root, slots, owners, [tuple(step) for step in steps])
+            self._planned.add((collective, number, root))
+        return number
+
+    def _choose(self, collective: int, size_bytes: int) -> str:
+        if collective == _ALL_REDUCE:
+            return self._forced if self._forced not in ("auto", DIRECT) else "hierarchical"
+        return {_REDUCE_SCATTER: "ring", _ALL_GATHER: "ring", _ALL_TO_ALL: "pairwise"}.get(collective, "tree")
 
     def _raise(self, error: Exception) -> NoReturn:
         """Raise what the native engine told, as an error that says who, where, in what and why."""
@@ -280,6 +347,25 @@ class _Started(Pending):
     def done(self) -> bool:
         """Whether it is over."""
         return self._ticket.done
+
+
+class _Posted(Pending):
+    """A message on its way, and its tensor."""
+
+    def __init__(self, group: EngineGroup, delivery: _native.Delivery, kept: Tensor) -> None:
+        self._group, self._delivery, self._kept = group, delivery, kept
+
+    def wait(self, timeout_seconds: float | None = None) -> None:
+        """Return when the message has been handed over, or has come."""
+        try:
+            self._group._engine.wait_message(self._delivery, timeout_seconds)
+        except _native.EngineError as error:
+            self._group._raise(error)
+        self.source = self._delivery.source
+
+    def done(self) -> bool:
+        """Whether it is over."""
+        return self._group._engine.message_done(self._delivery)
 
 
 _NOTHING = torch.empty(0)

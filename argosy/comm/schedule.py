@@ -85,8 +85,19 @@ class Schedule:
         """The slots that hold a rank's data; all-to-all has as many again to receive into."""
         return self.slots // 2 if self.collective is Collective.ALL_TO_ALL else self.slots
 
+    def program(self, rank: int) -> list[Step]:
+        """The steps of one rank, in order: in each round it first sends, then receives. This is what it runs."""
+        steps = []
+        for part in self.rounds:
+            for at in np.flatnonzero(part.source == rank):
+                steps.append(Step(SEND, int(part.target[at]), int(part.begin[at]), int(part.width[at])))
+            for at in np.flatnonzero(part.target == rank):
+                kind = REDUCE if part.reduce[at] else COPY
+                steps.append(Step(kind, int(part.source[at]), int(part.into[at]), int(part.width[at])))
+        return steps
+
     def programs(self) -> list[list[Step]]:
-        """The steps of each rank, in order: in each round a rank first sends, then receives. This is what is run."""
+        """The steps of all ranks. The same as `program` of each, made at once."""
         programs: list[list[Step]] = [[] for _ in range(self.ranks)]
         for part in self.rounds:
             rows = list(zip(*(column.tolist() for column in part), strict=True))

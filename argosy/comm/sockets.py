@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from argosy.comm.group import CommError
+from argosy.comm.errors import CommError
 from argosy.control.handshake import (
     ACCEPTED,
     PEER,

@@ -8,7 +8,7 @@ from argosy.comm.algorithms import binary_blocks, halving_doubling, hierarchical
 from argosy.comm.schedule import Collective, Schedule
 from argosy.comm.topology import Topology
 
-Algorithm = Callable[[Topology], Schedule]
+Algorithm = Callable[..., Schedule]
 
 ALGORITHMS: dict[Collective, dict[str, Algorithm]] = {
     Collective.ALL_REDUCE: {
