@@ -4,6 +4,8 @@ Buffers are passed as addresses (`tensor.data_ptr()`) and element counts; the ca
 contiguous and stay alive during the call.
 """
 
+from collections.abc import Sequence
+
 def reduce(op: str, dtype: str, out: int, sources: list[int], count: int, isa: str | None = None) -> None:
     """Reduce the buffers at the addresses `sources`, element by element, into the one at `out`.
 
@@ -41,3 +43,113 @@ def guard(fd: int) -> None:
         OSError: `fd` is not open.
         ValueError: `fd` is of a kind whose other end cannot be seen closing, such as a file or a datagram socket.
     """
+
+class EngineError(RuntimeError):
+    """An operation failed. Its `args`: the kind (lost, timeout, mismatch, aborted, corrupt), the rank to blame or -1,
+    the operation's number, what it was, and the reason."""
+
+class Ticket:
+    """An operation that was started."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it is over, well or not."""
+
+class Delivery:
+    """A message that was posted."""
+
+    @property
+    def source(self) -> int:
+        """Who sent it, once it is there."""
+
+class Engine:
+    """Runs the operations of one group in this process. `EngineGroup` is the face of it that checks its arguments."""
+
+    def __init__(self, rank: int, size: int) -> None: ...
+    def card(self) -> tuple[int, int, int, bytes]:
+        """Where peers find this rank's heap: process, descriptor, bytes, and a nonce that is also in the heap."""
+
+    def map_peer(self, rank: int, pid: int, fd: int, bytes: int, nonce: bytes) -> bool:
+        """Map the heap of a peer; False if it cannot be reached, or is not the one with this nonce."""
+
+    def set_hosts(self, host_numbers: list[int], host_names: list[str]) -> None:
+        """Say which ranks share a host."""
+
+    def add_sockets(self, rank: int, fds: list[int]) -> None:
+        """Take over the connected sockets to a peer on another host: control, collectives (one or more), messages."""
+
+    def start(self) -> None:
+        """Begin, after all peers are mapped or connected."""
+
+    def allocate(self, bytes: int) -> int:
+        """The address of zeroed memory that all ranks of the host map."""
+
+    def release(self, address: int) -> None:
+        """Give back what `allocate` returned."""
+
+    def set_plan(
+        self,
+        collective: int,
+        algorithm: int,
+        root: int,
+        slots: int,
+        owners: int,
+        steps: Sequence[tuple[int, int, int, int]],
+    ) -> None:
+        """Say what this rank does in a collective by an algorithm: steps of (kind, peer, first slot, slots)."""
+
+    def run(
+        self,
+        collective: int,
+        dtype: int,
+        op: int,
+        algorithm: int,
+        root: int,
+        source: int,
+        target: int,
+        count: int,
+        timeout_seconds: float,
+        /,
+    ) -> None:
+        """Run an operation. Algorithm 0 is direct, in shared memory. Raises `EngineError`."""
+
+    def submit(
+        self,
+        collective: int,
+        dtype: int,
+        op: int,
+        algorithm: int,
+        root: int,
+        source: int,
+        target: int,
+        count: int,
+        timeout_seconds: float,
+        in_bytes: list[int],
+        out_bytes: list[int],
+        /,
+    ) -> Ticket:
+        """Start an operation; its memory must stay until it is done."""
+
+    def wait(self, ticket: Ticket, timeout_seconds: float | None) -> None:
+        """Return when a started operation is done; run it here if nobody does yet."""
+
+    def post(
+        self, sending: bool, peer: int, tag: int, dtype: int, address: int, bytes: int, timeout_seconds: float, /
+    ) -> Delivery:
+        """Send a message, or ask for one, from `peer` or, if it is -1, from anybody."""
+
+    def wait_message(self, delivery: Delivery, timeout_seconds: float | None) -> None:
+        """Return when a message has been handed over, or has come."""
+
+    def message_done(self, delivery: Delivery, /) -> bool:
+        """Whether a message has been handed over, or has come."""
+
+    def abort(self, reason: str) -> None:
+        """Fail all operations, here and at the peers."""
+
+    def close(self) -> None:
+        """Leave the group."""
+
+    @property
+    def broken(self) -> bool:
+        """Whether an operation has failed, so that all later ones will."""

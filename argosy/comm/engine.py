@@ -18,13 +18,13 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from argosy import _native
+from argosy._native import Delivery, Engine, EngineError, Ticket
 from argosy.comm.config import CommConfig
 from argosy.comm.errors import Aborted, CommError, Corrupted, DeadlinePassed, Mismatch, PeerLost
 from argosy.comm.group import Group, Op
@@ -68,7 +68,7 @@ _RAW = {1: 12, 2: 13, 4: 14, 8: 15}  # types that are only moved, by the bytes o
 class EngineGroup(Group):
     """Workers that share memory, or are connected by TCP, or some of each."""
 
-    def __init__(self, engine: _native.Engine, rank: int, meeting: Meeting, config: CommConfig) -> None:
+    def __init__(self, engine: Engine, rank: int, meeting: Meeting, config: CommConfig) -> None:
         self.rank, self.size = rank, len(meeting.hosts)
         self.hosts = meeting.hosts
         self.host_names = meeting.names
@@ -94,7 +94,7 @@ class EngineGroup(Group):
         name: str = "",
     ) -> EngineGroup:
         """Come together with the other ranks at a store; `name` tells the group from others at the same store."""
-        engine = _native.Engine(rank, size)
+        engine = Engine(rank, size)
         meeting = meet(
             engine,
             PrefixStore(f"argosy/{name}", store),
@@ -208,7 +208,7 @@ class EngineGroup(Group):
             delivery = self._engine.post(
                 sending, number, tag, _movable(tensor), tensor.data_ptr(), size_bytes, self._timeout
             )
-        except _native.EngineError as error:
+        except EngineError as error:
             self._raise(error)
         posted = _Posted(self, delivery, tensor)
         if wait:
@@ -248,7 +248,7 @@ class EngineGroup(Group):
             count = counted.numel()
             algorithm = 0 if self._direct else self._algorithm(collective, root, count * counted.itemsize)
             self._engine.run(collective, dtype, op, algorithm, root, source, target, count, self._timeout)
-        except _native.EngineError as error:
+        except EngineError as error:
             self._raise(error)
         return DONE
 
@@ -291,7 +291,7 @@ class EngineGroup(Group):
         if collective in _PLANNED and (collective, number, root) not in self._planned:
             kind = _PLANNED[collective]
             slots, owners, steps = make_plan(kind, name, self._topology, root, self.rank)
-            self._engine.set_plan(collective, number, root, slots, owners, [tuple(step) for step in steps])
+            self._engine.set_plan(collective, number, root, slots, owners, steps)
             self._planned.add((collective, number, root))
         return number
 
@@ -334,14 +334,14 @@ class EngineGroup(Group):
 class _Started(Pending):
     """An operation in the engine's queue, and the tensors that it works on."""
 
-    def __init__(self, group: EngineGroup, ticket: _native.Ticket, kept: tuple[Tensor | None, ...]) -> None:
+    def __init__(self, group: EngineGroup, ticket: Ticket, kept: tuple[Tensor | None, ...]) -> None:
         self._group, self._ticket, self._kept = group, ticket, kept
 
     def wait(self, timeout_seconds: float | None = None) -> None:
         """Return when the operation is done; a caller that comes before it has begun does the work itself."""
         try:
             self._group._engine.wait(self._ticket, timeout_seconds)
-        except _native.EngineError as error:
+        except EngineError as error:
             self._group._raise(error)
 
     def done(self) -> bool:
@@ -352,14 +352,14 @@ class _Started(Pending):
 class _Posted(Pending):
     """A message on its way, and its tensor."""
 
-    def __init__(self, group: EngineGroup, delivery: _native.Delivery, kept: Tensor) -> None:
+    def __init__(self, group: EngineGroup, delivery: Delivery, kept: Tensor) -> None:
         self._group, self._delivery, self._kept = group, delivery, kept
 
     def wait(self, timeout_seconds: float | None = None) -> None:
         """Return when the message has been handed over, or has come."""
         try:
             self._group._engine.wait_message(self._delivery, timeout_seconds)
-        except _native.EngineError as error:
+        except EngineError as error:
             self._group._raise(error)
         self.source = self._delivery.source
 

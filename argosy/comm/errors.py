@@ -1,4 +1,4 @@
-"""How an operation of a group can fail. Each error names the operation, its number, the rank and host, and the reason."""
+"""How an operation of a group can fail. Errors name the operation, its number, the rank and host, and the reason."""
 
 from __future__ import annotations
 

@@ -87,13 +87,16 @@ class Schedule:
 
     def program(self, rank: int) -> list[Step]:
         """The steps of one rank, in order: in each round it first sends, then receives. This is what it runs."""
-        steps = []
+        steps: list[Step] = []
         for part in self.rounds:
-            for at in np.flatnonzero(part.source == rank):
-                steps.append(Step(SEND, int(part.target[at]), int(part.begin[at]), int(part.width[at])))
-            for at in np.flatnonzero(part.target == rank):
-                kind = REDUCE if part.reduce[at] else COPY
-                steps.append(Step(kind, int(part.source[at]), int(part.into[at]), int(part.width[at])))
+            sent, received = np.flatnonzero(part.source == rank), np.flatnonzero(part.target == rank)
+            kinds = np.where(part.reduce, REDUCE, COPY)
+            for kind, peer, begin, at in (
+                (np.full(part.size, SEND), part.target, part.begin, sent),
+                (kinds, part.source, part.into, received),
+            ):
+                columns = (column[at].tolist() for column in (kind, peer, begin, part.width))
+                steps.extend(map(Step._make, zip(*columns, strict=True)))
         return steps
 
     def programs(self) -> list[list[Step]]:

@@ -83,7 +83,12 @@ def located(program: Sequence[ScheduleStep], buffer: Array, slots: int) -> list[
     base, width = buffer.__array_interface__["data"][0], buffer.itemsize
     bounds = slot_bounds(slots, len(buffer))
     return [
-        (step.kind, step.peer, base + bounds[step.begin] * width, (bounds[step.begin + step.width] - bounds[step.begin]) * width)
+        (
+            step.kind,
+            step.peer,
+            base + bounds[step.begin] * width,
+            (bounds[step.begin + step.width] - bounds[step.begin]) * width,
+        )
         for step in program
     ]
 
@@ -99,8 +104,7 @@ def run_schedule(
 ) -> None:
     """Run a schedule in place on the ranks' buffers; raise what the first rank raised that did."""
     steps = [
-        located(program, buffer, schedule.slots)
-        for program, buffer in zip(schedule.programs(), buffers, strict=True)
+        located(program, buffer, schedule.slots) for program, buffer in zip(schedule.programs(), buffers, strict=True)
     ]
 
     def call(rank: int) -> Callable[[], None]:

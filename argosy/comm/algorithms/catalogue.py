@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from argosy.comm.algorithms import binary_blocks, halving_doubling, hierarchical, pairwise, ring, tree
 from argosy.comm.schedule import Collective, Schedule
-from argosy.comm.topology import Topology
 
 Algorithm = Callable[..., Schedule]
 
