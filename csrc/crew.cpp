@@ -115,7 +115,14 @@ void Crew::await(std::size_t member, Watch& watch) {
   }
 }
 
-void Crew::check(int awaited) const {
+bool Crew::has_left(int rank) const {
+  const auto found =
+      std::find_if(members_.begin(), members_.end(), [&](const Member& member) { return member.rank == rank; });
+  if (found == members_.end()) return false;
+  return reinterpret_cast<const Board*>(found->base)->state.load(std::memory_order_acquire) == Board::left;
+}
+
+void Crew::check() const {
   for (std::size_t member = 0; member < members_.size(); ++member) {
     if (member == me_) continue;
     const Board& theirs = board(member);
@@ -125,10 +132,7 @@ void Crew::check(int awaited) const {
       throw Failure(static_cast<Failure::Kind>(theirs.failure_kind), theirs.failure_peer,
                     std::string(theirs.text, bytes));
     }
-    if (state == Board::left) {
-      if (rank(member) != awaited) continue;
-      throw Failure(Failure::Kind::lost, awaited, "rank " + std::to_string(awaited) + " has left the group");
-    }
+    if (state == Board::left) continue;
     pollfd life{members_[member].pidfd, POLLIN, 0};
     if (poll(&life, 1, 0) > 0 && theirs.state.load(std::memory_order_acquire) == Board::working) {
       throw Failure(

@@ -79,8 +79,9 @@ class Crew {
   // make the meeting worth its cost.
   std::size_t chunk_bytes() const { return chunk_bytes_; }
 
-  // Throws Failure if a member has died, or has failed and says why, or if `awaited` (a rank, or -1) has left.
-  void check(int awaited) const;
+  // Throws Failure if a member has died, or has failed and says why.
+  void check() const;
+  bool has_left(int rank) const;
   // Those who have not come to the meeting that this rank waits in, with what is known of each.
   std::string absent(int* first) const;
 

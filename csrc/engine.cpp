@@ -36,7 +36,14 @@ class Engine::Patience final : public Watch {
       : engine_(engine), timeout_seconds_(timeout_seconds), in_caller_(in_caller) {}
 
   void check(int peer) override {
-    engine_.check(peer);
+    engine_.check();
+    if (engine_.crew_.has_left(peer)) {
+      // It may have done its part and left since the wait last looked: only the second look counts.
+      if (seen_leaving_) {
+        throw Failure(Failure::Kind::lost, peer, "rank " + std::to_string(peer) + " has left the group");
+      }
+      seen_leaving_ = true;
+    }
     if (in_caller_ && engine_.idle_hook_) engine_.idle_hook_();
     if (!timeout_seconds_) return;
     const auto now = std::chrono::steady_clock::now();
@@ -51,6 +58,7 @@ class Engine::Patience final : public Watch {
   Engine& engine_;
   std::optional<double> timeout_seconds_;
   bool in_caller_;
+  bool seen_leaving_ = false;
   std::optional<std::chrono::steady_clock::time_point> begin_;
 };
 
@@ -265,6 +273,8 @@ void Engine::close() {
   if (thread_.joinable()) thread_.join();
   if (crew_.size() > 0) crew_.tell_leaving();
   keeper_.tell_leaving();
+  wide_.shut();
+  post_.shut();
   remember(Failure(Failure::Kind::aborted, rank_, "the group is closed"));
   if (postman_.joinable()) postman_.join();
 }
@@ -284,13 +294,13 @@ void Engine::fail(const Failure& failure) {
   keeper_.tell_failure(failure);
 }
 
-void Engine::check(int peer) {
+void Engine::check() {
   if (broken_) {
     const std::lock_guard lock(failure_mutex_);
     throw Failure(*failure_);
   }
-  crew_.check(peer);
-  keeper_.check(peer);
+  crew_.check();
+  keeper_.check();
 }
 
 // A connection that ends is often the echo of another failure, which its peer has told before it went.

@@ -93,7 +93,7 @@ class Engine {
   using Lock = std::unique_lock<std::mutex>;
   class Patience;
 
-  void check(int peer);
+  void check();
   [[noreturn]] void throw_late(int peer, double timeout_seconds);
   void execute(const Request& request, std::uint64_t sequence, bool in_caller);
   void dispatch(const Request& request, const Notice& notice, Watch& watch);

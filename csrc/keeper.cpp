@@ -81,13 +81,10 @@ void Keeper::listen(Contact& contact) {
   }
 }
 
-void Keeper::check(int awaited) {
+void Keeper::check() {
   const std::lock_guard lock(mutex_);
   for (auto& [peer, contact] : contacts_) {
     if (contact.failure && !contact.left) throw Failure(*contact.failure);
-    if (contact.left && peer == awaited) {
-      throw Failure(Failure::Kind::lost, peer, "rank " + std::to_string(peer) + " has left the group");
-    }
   }
 }
 
@@ -96,7 +93,8 @@ std::optional<Failure> Keeper::told_by(int peer) {
   const auto found = contacts_.find(peer);
   if (found == contacts_.end()) return {};
   listen(found->second);
-  return found->second.failure;
+  if (!found->second.left) return found->second.failure;
+  return Failure(Failure::Kind::lost, peer, "rank " + std::to_string(peer) + " has left the group");
 }
 
 std::string Keeper::silent(int* first) {

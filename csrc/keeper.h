@@ -29,9 +29,10 @@ class Keeper {
   void add(int peer, int fd);
   void start();
 
-  // Throws Failure if a peer is gone or has failed, or if `awaited` has left the group.
-  void check(int awaited);
-  // What `peer` has told of a failure before its connections ended, if anything.
+  // Throws Failure if a peer is gone or has failed. That one has left is nothing yet: what it has sent may still be on
+  // its way.
+  void check();
+  // What `peer` has told before its connections ended, if anything: a failure, or that it leaves.
   std::optional<Failure> told_by(int peer);
   // Those who have been silent for seconds, with how long; `first` becomes one of them.
   std::string silent(int* first);

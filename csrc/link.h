@@ -84,6 +84,9 @@ class Link {
   // What to poll while nothing moves: writes at most `room` entries and returns how many.
   virtual std::size_t descriptors(pollfd* into, std::size_t room) const = 0;
 
+  // Nothing more will be sent: the peer comes to an end after what it has been sent.
+  virtual void shut() = 0;
+
   // Whether frames taken over wait to be sent.
   virtual bool want_write() const = 0;
 };

@@ -25,6 +25,7 @@ class LoopLink final : public Link {
     full_ = false;
     return true;
   }
+  void shut() override {}
   void adopt() override { full_ = false; }
   std::size_t lanes() const override { return 1; }
   std::size_t room() const override { return Frame::kMaxPayload; }

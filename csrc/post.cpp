@@ -235,6 +235,11 @@ bool Post::pending() {
   return std::any_of(peers_.begin(), peers_.end(), [&](const auto& entry) { return concerns(*entry.second); });
 }
 
+void Post::shut() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [rank, with] : peers_) with->link->shut();
+}
+
 void Post::fail_all(const std::exception_ptr& error) {
   const std::lock_guard lock(mutex_);
   const auto fail = [&](const std::shared_ptr<Delivery>& delivery) {

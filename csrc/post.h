@@ -52,6 +52,7 @@ class Post {
   // Moves what can be moved until nothing is pending. Throws when the watch does, after failing all that is pending.
   void drain(Watch& watch);
   bool pending();
+  void shut();
   void fail_all(const std::exception_ptr& error);
 
  private:

@@ -41,6 +41,7 @@ class ShmLink final : public Link {
   bool send(const Frame& frame, const std::byte* payload, std::uint64_t* sent) override;
   bool flush() override { return false; }
   bool receive(Sink& sink) override;
+  void shut() override {}   // the owner of the memory tells
   void adopt() override {}  // what was sent is in the ring; what is received is copied within a call
   std::size_t lanes() const override { return 1; }
   std::size_t room() const override { return slot_bytes_; }

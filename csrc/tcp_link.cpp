@@ -274,6 +274,10 @@ bool TcpLink::read(Lane& lane, std::byte* into, std::size_t bytes, std::size_t& 
   return static_cast<std::size_t>(size) == bytes + room;
 }
 
+void TcpLink::shut() {
+  for (const auto& lane : lanes_) ::shutdown(lane->fd, SHUT_WR);
+}
+
 void TcpLink::adopt() {
   for (const auto& lane : lanes_) {
     Outgoing& out = lane->out;

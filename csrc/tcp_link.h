@@ -31,6 +31,7 @@ class TcpLink final : public Link {
   bool flush() override;
   bool receive(Sink& sink) override;
   void adopt() override;
+  void shut() override;
   std::size_t lanes() const override { return lanes_.size(); }
   std::size_t room() const override { return Frame::kMaxPayload; }
   bool wakes() const override { return true; }

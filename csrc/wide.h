@@ -38,6 +38,10 @@ class Wide {
 
   void add(int peer, std::unique_ptr<Link> link) { links_[peer] = std::move(link); }
 
+  void shut() {
+    for (const auto& [peer, link] : links_) link->shut();
+  }
+
   // A plan is for a collective, an algorithm and a root.
   void set_plan(const Operation& operation, Plan plan) { plans_[key(operation)] = std::move(plan); }
   bool has_plan(const Operation& operation) const { return plans_.contains(key(operation)); }

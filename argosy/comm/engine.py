@@ -388,14 +388,12 @@ def _movable(tensor: Tensor) -> int:
 
 def _reducible(tensor: Tensor, op: Op) -> int:
     number = _movable(tensor)
-    if number < 4:
-        if _OPS[op] < 5:
-            return number
-        raise ValueError(f"{op} works on whole numbers, and the tensor is {tensor.dtype}")
-    if number >= 9:
-        raise ValueError(f"{tensor.dtype} cannot be reduced; convert it to another type (bool to uint8, say)")
     if op not in _OPS:
         raise ValueError(f"op={op!r}: choose one of {', '.join(_OPS)}")
+    if number >= 9:
+        raise ValueError(f"{tensor.dtype} cannot be reduced; convert it to another type (bool to uint8, say)")
+    if number < 4 and _OPS[op] >= 5:
+        raise ValueError(f"{op} works on whole numbers, and the tensor is {tensor.dtype}")
     return number
 
 

@@ -1,9 +1,9 @@
 """A group of workers that exchange tensors: the interface that every way to train is written against.
 
 Small on purpose. `EngineGroup` is the fast implementation, `GlooGroup` the plain one over torch.distributed,
-`SoloGroup` a world of one. Tensors are contiguous and on the CPU; operations work in place, are called by all members in the same
-order, and leave the same bits on every member. They return when they are done; `wait=False` only starts them, and what
-they return is then waited for.
+`SoloGroup` a world of one. Tensors are contiguous and on the CPU; operations work in place, are called by all members
+in the same order, and leave the same bits on every member. They return when they are done; `wait=False` only starts
+them, and what they return is then waited for.
 """
 
 from __future__ import annotations
