@@ -153,3 +153,74 @@ class Engine:
     @property
     def broken(self) -> bool:
         """Whether an operation has failed, so that all later ones will."""
+
+class Failure(RuntimeError):
+    """Why an operation did not end well."""
+
+    kind: str
+    """"lost", "timeout", "mismatch", "aborted" or "corrupt"."""
+    peer: int
+    """The rank to blame, or -1."""
+
+def crc32c(data: bytes, seed: int = 0, way: str | None = None) -> int:
+    """The CRC32C of `data`, going on from `seed`: `crc32c(b, crc32c(a)) == crc32c(a + b)`.
+
+    `way` is one of `crc32c_ways()`, for tests; the default is the first of them.
+    """
+
+def crc32c_ways() -> list[str]:
+    """The ways in which this CPU can compute it, best first. All give the same value."""
+
+def check_frame(data: bytes, peer: int) -> dict[str, int]:
+    """The fields of a frame's head, 64 bytes that came from rank `peer`.
+
+    Raises:
+        Failure: `data` is not what that rank would send; the message names the field.
+        ValueError: `data` does not have 64 bytes.
+    """
+
+def ring_bytes(slots: int, slot_bytes: int) -> int:
+    """The memory that a ring for `slots` frames with up to `slot_bytes` of payload takes."""
+
+class Links:
+    """One rank's links to its peers, to run programs over. For tests and measurements: the engine has its own.
+
+    After a `Failure` nothing more can be done with the links but `abort` and `close`.
+    """
+
+    def __init__(self, rank: int, size: int) -> None: ...
+    def add_tcp(self, peer: int, fds: list[int]) -> None:
+        """Link to `peer` by connected stream sockets, a lane each. They are taken over, unless this raises."""
+
+    def add_shm(self, peer: int, out_address: int, in_address: int, slots: int, slot_bytes: int) -> None:
+        """Link to `peer` by two rings of `ring_bytes`, zeroed at first; the peer's `out` is our `in`."""
+
+    def run(
+        self,
+        steps: list[tuple[int, int, int, int]],
+        sequence: int,
+        operation: int,
+        count: int,
+        dtype: str,
+        op: str,
+        timeout_seconds: float,
+        chunk_bytes: int = 0,
+    ) -> None:
+        """Run a program: steps are (kind, peer, address, bytes), kinds as in `argosy.comm.schedule`.
+
+        All ranks give the same `sequence`, which grows from call to call, `operation`, `count` and `chunk_bytes` (0
+        is the default). The GIL is released.
+
+        Raises:
+            Failure: a peer is lost or disagrees, the deadline passed, or bytes were corrupted.
+            ValueError: a step is none, or has a peer without a link.
+        """
+
+    def abort(self, peer: int, blamed: int, text: str) -> bool:
+        """Tell a peer why this rank gives up, and which rank it blames; False if a lane must first be flushed."""
+
+    def flush(self, peer: int) -> bool:
+        """Go on sending what is under way to a peer; whether anything moved."""
+
+    def close(self) -> None:
+        """Close all links."""

@@ -1,5 +1,6 @@
 // The Python face of links and programs, for tests and measurements: the engine drives them from C++.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
@@ -9,6 +10,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -84,12 +86,14 @@ class Links {
   Links& operator=(const Links&) = delete;
 
   void add_tcp(int peer, const std::vector<int>& fds) {
-    links_[checked(peer)] = std::make_unique<TcpLink>(peer, rank_, fds);
+    checked(peer);
+    links_[peer] = std::make_unique<TcpLink>(peer, rank_, fds);
   }
 
   void add_shm(int peer, std::uintptr_t out, std::uintptr_t in, std::size_t slots, std::size_t slot_bytes) {
-    links_[checked(peer)] = std::make_unique<ShmLink>(peer, rank_, reinterpret_cast<Ring*>(out),
-                                                      reinterpret_cast<Ring*>(in), slots, slot_bytes);
+    checked(peer);
+    links_[peer] = std::make_unique<ShmLink>(peer, rank_, reinterpret_cast<Ring*>(out), reinterpret_cast<Ring*>(in),
+                                             slots, slot_bytes);
   }
 
   void run_steps(const std::vector<std::tuple<int, int, std::uintptr_t, std::size_t>>& steps, std::uint64_t sequence,
@@ -172,10 +176,11 @@ void bind_links(nb::module_& m) {
 
   m.def(
       "crc32c",
-      [](nb::bytes data, std::uint32_t seed, bool portable) {
-        return (portable ? crc32c_portable : crc32c)(seed, data.c_str(), data.size());
+      [](nb::bytes data, std::uint32_t seed, std::optional<std::string_view> way) {
+        return way ? crc32c_by(*way, seed, data.c_str(), data.size()) : crc32c(seed, data.c_str(), data.size());
       },
-      "data"_a, "seed"_a = 0, "portable"_a = false, "The CRC32C of `data`, going on from `seed`.");
+      "data"_a, "seed"_a = 0, "way"_a = nb::none(), "The CRC32C of `data`, going on from `seed`.");
+  m.def("crc32c_ways", &crc32c_ways, "The ways in which this CPU can compute it, best first.");
   m.def("check_frame", &check_frame, "data"_a, "peer"_a, "The fields of a frame's head from rank `peer`, or Failure.");
   m.def("ring_bytes", &Ring::bytes, "slots"_a, "slot_bytes"_a, "The memory that a ring takes.");
 

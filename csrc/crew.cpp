@@ -84,13 +84,7 @@ void Crew::meet(const Notice& mine, Watch& watch) {
   for (std::size_t member = 0; member < members_.size(); ++member) {
     const Notice& other = notice(member);
     if (other.sequence == mine.sequence && other.operation == mine.operation && other.count == mine.count) continue;
-    const auto say = [](const Notice& notice) {
-      return describe(notice.operation, notice.count) + " as operation #" + std::to_string(notice.sequence);
-    };
-    throw Failure(Failure::Kind::mismatch, rank(member),
-                  "rank " + std::to_string(rank(me_)) + " calls " + say(mine) + ", rank " +
-                      std::to_string(rank(member)) + " calls " + say(other) +
-                      "; all ranks must call the same operations in the same order");
+    throw differ(rank(me_), mine, rank(member), other);
   }
 }
 

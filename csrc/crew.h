@@ -19,19 +19,10 @@
 
 #include "failure.h"
 #include "heap.h"
+#include "operation.h"
 #include "watch.h"
 
 namespace argosy {
-
-// What a rank says about the operation that it is in.
-struct Notice {
-  static constexpr std::uint64_t kElsewhere = ~std::uint64_t{0};
-
-  std::uint64_t sequence = 0;
-  std::uint64_t operation = 0;
-  std::uint64_t count = 0;
-  std::uint64_t offset = kElsewhere;  // of its tensor in its heap, if it is there
-};
 
 // The beginning of every heap: what its owner tells the others.
 struct Board {

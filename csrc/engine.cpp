@@ -328,8 +328,10 @@ void Engine::execute(const Request& request, std::uint64_t sequence, bool in_cal
     throw failed(*failure_);
   }
   Patience patience(*this, request.timeout_seconds, in_caller);
+  const Notice notice{sequence, request.operation.packed(), request.count};
+  keeper_.tell_operation(notice);
   try {
-    dispatch(request, {sequence, request.operation.packed(), request.count, Notice::kElsewhere}, patience);
+    dispatch(request, notice, patience);
   } catch (const Failure& why) {
     const Failure reason = known_reason(why);
     fail(reason);

@@ -65,6 +65,9 @@ void Keeper::beat(Contact& contact, std::uint32_t message) {
     Frame frame;
     frame.from = static_cast<std::uint32_t>(rank_);
     frame.message = message;
+    frame.sequence = notice_.sequence;
+    frame.operation = notice_.operation;
+    frame.count = notice_.count;
     contact.link->send(frame, nullptr, &contact.sent);
   } catch (const Failure& failure) {
     if (!contact.failure) contact.failure = failure;
@@ -85,7 +88,18 @@ void Keeper::check() {
   const std::lock_guard lock(mutex_);
   for (auto& [peer, contact] : contacts_) {
     if (contact.failure && !contact.left) throw Failure(*contact.failure);
+    const Notice& theirs = contact.notice;
+    if (theirs.sequence != notice_.sequence || theirs.sequence == 0) continue;
+    if (theirs.operation != notice_.operation || theirs.count != notice_.count) {
+      throw differ(rank_, notice_, peer, theirs);
+    }
   }
+}
+
+void Keeper::tell_operation(const Notice& notice) {
+  if (contacts_.empty()) return;
+  const std::lock_guard lock(mutex_);
+  notice_ = notice;
 }
 
 std::optional<Failure> Keeper::told_by(int peer) {

@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "failure.h"
+#include "operation.h"
 #include "tcp_link.h"
 
 namespace argosy {
@@ -29,8 +30,12 @@ class Keeper {
   void add(int peer, int fd);
   void start();
 
-  // Throws Failure if a peer is gone or has failed. That one has left is nothing yet: what it has sent may still be on
-  // its way.
+  // What this rank does now, for the others to know: ranks that only wait for each other would not find out otherwise
+  // that they are not in the same operation.
+  void tell_operation(const Notice& notice);
+
+  // Throws Failure if a peer is gone or has failed, or is in another operation. That one has left is nothing yet: what
+  // it has sent may still be on its way.
   void check();
   // What `peer` has told before its connections ended, if anything: a failure, or that it leaves.
   std::optional<Failure> told_by(int peer);
@@ -51,11 +56,13 @@ class Keeper {
     void arrived(const Frame& frame, const std::byte*) override {
       heard = Clock::now();
       left = left || frame.message == kLeaving;
+      notice = {frame.sequence, frame.operation, frame.count};
     }
 
     std::unique_ptr<TcpLink> link;
     Clock::time_point heard = Clock::now();
     bool left = false;
+    Notice notice;  // what it does, or did last
     std::optional<Failure> failure;
     std::uint64_t sent = 0;
   };
@@ -70,6 +77,7 @@ class Keeper {
   const int rank_;
   std::mutex mutex_;
   std::map<int, Contact> contacts_;
+  Notice notice_;
   std::thread thread_;
   int wake_[2] = {-1, -1};
   std::atomic<bool> stopping_ = false;

@@ -73,6 +73,7 @@ class Link {
   // so that payloads, counters and places may go away. After it, an abort frame can still be sent.
   virtual void adopt() = 0;
 
+  // Those that the peer has not closed.
   virtual std::size_t lanes() const = 0;
 
   // The largest payload that a frame can have here. Both ends give the same answer.

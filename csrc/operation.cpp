@@ -31,4 +31,14 @@ std::string describe(std::uint64_t packed, std::uint64_t count) {
   return text;
 }
 
+Failure differ(int rank, const Notice& mine, int peer, const Notice& theirs) {
+  const auto calls = [](int who, const Notice& notice) {
+    return "rank " + std::to_string(who) + " calls " + describe(notice.operation, notice.count) + " as operation #" +
+           std::to_string(notice.sequence);
+  };
+  return Failure(
+      Failure::Kind::mismatch, peer,
+      calls(rank, mine) + ", " + calls(peer, theirs) + "; all ranks must call the same operations in the same order");
+}
+
 }  // namespace argosy

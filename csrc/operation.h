@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "failure.h"
 #include "reduce_types.h"
 
 namespace argosy {
@@ -35,7 +36,20 @@ struct Operation {
   }
 };
 
+// What a rank says about the operation that it is in.
+struct Notice {
+  static constexpr std::uint64_t kElsewhere = ~std::uint64_t{0};
+
+  std::uint64_t sequence = 0;
+  std::uint64_t operation = 0;
+  std::uint64_t count = 0;
+  std::uint64_t offset = kElsewhere;  // of its tensor in its heap, if it is there
+};
+
 // Such as "all_reduce (sum) of 1024 f32", from `Operation::packed`. Anything may stand there: it came from a peer.
 std::string describe(std::uint64_t packed, std::uint64_t count);
+
+// Why two ranks cannot go on together. For the message, it is `rank` that noticed.
+Failure differ(int rank, const Notice& mine, int peer, const Notice& theirs);
 
 }  // namespace argosy

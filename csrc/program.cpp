@@ -169,7 +169,7 @@ bool Run::turn(Peer& peer) {
   if (peer.unreceived > 0 || (peer.unsent > 0 && !moved)) {
     peer.early = 0;
     moved |= peer.link->receive(peer);
-    if (peer.early == peer.link->lanes() && peer.unreceived > 0) disagree(peer, peer.early_frame);
+    if (peer.early > 0 && peer.early == peer.link->lanes() && peer.unreceived > 0) disagree(peer, peer.early_frame);
     if (peer.rank == rank_) settle(peer);
   }
   return moved;
@@ -307,12 +307,8 @@ void Run::wait() {
 }
 
 void Run::disagree(const Peer& peer, const Frame& frame) const {
-  const auto place = [](const Frame& frame) {
-    return describe(frame.operation, frame.count) + " #" + std::to_string(frame.sequence);
-  };
-  throw Failure(Failure::Kind::mismatch, peer.rank,
-                "rank " + std::to_string(rank_) + " is in " + place(program_.operation) + ", rank " +
-                    std::to_string(peer.rank) + " in " + place(frame));
+  const auto notice = [](const Frame& frame) { return Notice{frame.sequence, frame.operation, frame.count}; };
+  throw differ(rank_, notice(program_.operation), peer.rank, notice(frame));
 }
 
 void Run::refuse(const Peer& peer, const Frame& frame, const char* what) const {

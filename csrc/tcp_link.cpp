@@ -144,12 +144,10 @@ bool TcpLink::push(Lane& lane) {
 
 bool TcpLink::receive(Sink& sink) {
   bool moved = false;
-  std::size_t ended = 0;
   for (const auto& lane : lanes_) {
     if (!lane->ended) moved |= receive_on(*lane, sink);
-    ended += lane->ended;
   }
-  if (ended == lanes_.size()) lose("it closed the connection");
+  if (lanes() == 0) lose("it closed the connection");
   if (!moved && !broken_.empty()) lose(broken_);
   return moved;
 }
@@ -170,9 +168,11 @@ bool TcpLink::receive_on(Lane& lane, Sink& sink) {
     std::memmove(in.ahead.data(), in.ahead.data() + in.ahead_begin, there);
     in.ahead_begin = 0;
     in.ahead_end = there;
-    std::size_t got = 0;
-    if (!read(lane, nullptr, 0, got)) return moved;
+    std::size_t none = 0;
+    read(lane, nullptr, 0, none);
+    if (in.ahead_end == there) return moved;
     moved = true;
+    if (in.ahead_end < sizeof(Frame)) return moved;
   }
   if (in.stage == Incoming::Stage::offering && !start_frame(lane, sink)) return moved;
   if (in.into == nullptr && in.frame.length <= in.ahead_end - in.ahead_begin) {  // shown where it is
@@ -308,6 +308,11 @@ std::size_t TcpLink::descriptors(pollfd* into, std::size_t room) const {
     if (events != 0 && count < room) into[count++] = {lane->fd, static_cast<short>(events), 0};
   }
   return count;
+}
+
+std::size_t TcpLink::lanes() const {
+  const auto open = [](const auto& lane) { return !lane->ended; };
+  return static_cast<std::size_t>(std::count_if(lanes_.begin(), lanes_.end(), open));
 }
 
 bool TcpLink::want_write() const {

@@ -32,7 +32,7 @@ class TcpLink final : public Link {
   bool receive(Sink& sink) override;
   void adopt() override;
   void shut() override;
-  std::size_t lanes() const override { return lanes_.size(); }
+  std::size_t lanes() const override;
   std::size_t room() const override { return Frame::kMaxPayload; }
   bool wakes() const override { return true; }
   std::size_t descriptors(pollfd* into, std::size_t room) const override;

@@ -1,4 +1,4 @@
-"""Ranks of a group as processes that a test starts: forked from a server that has torch loaded, always with a deadline."""
+"""Ranks of a group as processes that a test starts: forked from a server that has torch loaded, with a deadline."""
 
 from __future__ import annotations
 
@@ -67,8 +67,9 @@ Function = Callable[..., Any]
 class Ranks:
     """Started ranks."""
 
-    def __init__(self, processes: list[ForkServerProcess], results: list[Connection]) -> None:
+    def __init__(self, processes: list[ForkServerProcess], results: list[Connection], store: Store | None) -> None:
         self.processes = processes
+        self.store = store
         self._results = results
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> float:
@@ -129,7 +130,7 @@ def started(
         sending.close()
         processes.append(process)
         results.append(receiving)
-    ranks = Ranks(processes, results)
+    ranks = Ranks(processes, results, store)
     try:
         yield ranks
     finally:

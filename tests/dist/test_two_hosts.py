@@ -13,39 +13,17 @@ from pathlib import Path
 
 import pytest
 from launching import ARGOSY, alive, finish, pids, running, succeed, wait_for
+from namespaces import two_hosts
 
 SCRIPTS = Path(__file__).parent / "scripts"
 FAULTY = Path(__file__).parents[1] / "fault" / "scripts" / "faulty.py"
 COORDINATOR = "10.213.7.1:29571"
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
 @pytest.fixture
 def hosts() -> Iterator[tuple[str, str]]:
-    """Two namespaces whose only link is each other."""
-    names = tuple(f"argosy-{uuid.uuid4().hex[:6]}-{number}" for number in range(2))
-    made = []
-    try:
-        try:
-            for name in names:
-                ip("netns", "add", name)
-                made.append(name)
-            ip("link", "add", "wire0", "netns", names[0], "type", "veth", "peer", "name", "wire1", "netns", names[1])
-        except (FileNotFoundError, subprocess.CalledProcessError) as error:
-            if os.environ.get("CI"):
-                raise
-            pytest.skip(f"network namespaces cannot be made here: {error}")
-        for number, name in enumerate(names):
-            ip("-n", name, "address", "add", f"10.213.7.{number + 1}/24", "dev", f"wire{number}")
-            ip("-n", name, "link", "set", f"wire{number}", "up")
-            ip("-n", name, "link", "set", "lo", "up")
+    with two_hosts() as names:
         yield names
-    finally:
-        for name in made:
-            ip("netns", "del", name)
 
 
 @pytest.fixture

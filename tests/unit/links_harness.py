@@ -37,7 +37,7 @@ class World:
     def __init__(self, size: int, kind: Kind = "sockets", lanes: int = 1) -> None:
         self.size = size
         self.links = [_native.Links(rank, size) for rank in range(size)]
-        self._memory: list[mmap.mmap] = []
+        self.memory: list[mmap.mmap] = []
         for a, b in itertools.combinations(range(size), 2):
             if kind == "sockets":
                 pairs = [socket.socketpair() for _ in range(lanes)]
@@ -45,7 +45,7 @@ class World:
                 self.links[b].add_tcp(a, [other.detach() for _, other in pairs])
             else:
                 there, back = ring_memory(), ring_memory()
-                self._memory += [there, back]
+                self.memory += [there, back]
                 self.links[a].add_shm(b, address(there), address(back), SLOTS, SLOT_BYTES)
                 self.links[b].add_shm(a, address(back), address(there), SLOTS, SLOT_BYTES)
 

@@ -77,8 +77,8 @@ def test_messages_of_megabytes(lanes: int) -> None:
         world.close()
 
 
-def test_a_world_of_64() -> None:
-    ranks = 24  # threads of one process; the programs of larger worlds only have more steps
+def test_a_larger_world() -> None:
+    ranks = 24
     world = World(ranks, "sockets", lanes=2)
     for sequence, (collective, name) in enumerate(CASES):
         for schedule in schedules(collective, name, ranks):
