@@ -66,7 +66,7 @@ class Link {
   virtual bool flush() = 0;
 
   // Hands what has arrived to the sink, at most a frame of each lane. Returns whether anything moved. Frames that were
-  // held back are offered again, so a call in which `lanes` frames are held back has seen the next one of every lane.
+  // held back are offered again: a call in which `lanes` frames are held back has seen the next one of every lane.
   virtual bool receive(Sink& sink) = 0;
 
   // For a driver that gives up: what is not wholly sent is copied, and what is not wholly received will be passed over,

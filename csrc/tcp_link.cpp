@@ -145,7 +145,9 @@ bool TcpLink::push(Lane& lane) {
 bool TcpLink::receive(Sink& sink) {
   bool moved = false;
   for (const auto& lane : lanes_) {
-    if (!lane->ended) moved |= receive_on(*lane, sink);
+    if (lane->ended || !receive_on(*lane, sink)) continue;
+    moved = true;
+    if (lane->in.frame.length < kSpread) break;  // it may be what an answer waits for; the next call looks further
   }
   if (lanes() == 0) lose("it closed the connection");
   if (!moved && !broken_.empty()) lose(broken_);

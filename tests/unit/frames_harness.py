@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 from argosy import _native
 
@@ -12,7 +11,7 @@ MAX_PAYLOAD = 1 << 20
 FIELDS = struct.Struct("<IIQQQQIIIII")  # all but head_crc
 
 
-def head(*, seal: bool = True, **fields: Any) -> bytes:
+def head(*, seal: int = True, **fields: int) -> bytes:
     """The 64 bytes of a head, with its CRC."""
     values = {
         "magic": MAGIC,
@@ -32,6 +31,6 @@ def head(*, seal: bool = True, **fields: Any) -> bytes:
     return data + struct.pack("<I", _native.crc32c(data) if seal else 0)
 
 
-def frame(payload: bytes, **fields: Any) -> bytes:
+def frame(payload: bytes, **fields: int) -> bytes:
     """A whole frame, with both CRCs."""
     return head(**{"length": len(payload), "payload_crc": _native.crc32c(payload)} | fields) + payload
