@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from argosy import config
-from argosy.comm.config import CommConfig
+from argosy.comm.config import MAX_SOCKETS, CommConfig
 from argosy.config import Config, ConfigError
 from argosy.data.batches import BatchConfig
 from argosy.parallel.mesh import MeshConfig
@@ -35,7 +35,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     return VALUES[hint] if hint in VALUES else st.one_of([values(option) for option in typing.get_args(hint)])
 
 
-STRATEGIES = st.fixed_dictionaries({}, optional={name: values(hint) for name, hint in HINTS.items()}).map(
+BOUNDED = {"sockets": st.integers(1, MAX_SOCKETS)}
+STRATEGIES = st.fixed_dictionaries({}, optional={name: values(hint) for name, hint in HINTS.items()} | BOUNDED).map(
     lambda chosen: Strategy(**chosen)
 )
 
@@ -80,7 +81,7 @@ def test_no_field_takes_a_value_of_another_type(name: str) -> None:
     [
         ("dta=4", "dta", "4", "did you mean 'data'?"),
         ("data=4 bach=global", "bach", "global", "did you mean 'batch'?"),
-        ("zzz=1", "zzz", "1", "The fields are batch, data"),
+        ("zzz=1", "zzz", "1", "The fields are algorithm, batch, data"),
         ("=4", "", "4", "no such field"),
         ("seed=1.5", "seed", "1.5", "a whole number"),
         ("seed=1e3", "seed", "1e3", "a whole number"),
@@ -95,6 +96,9 @@ def test_no_field_takes_a_value_of_another_type(name: str) -> None:
         ("seed=9223372036854775808", "seed", "9223372036854775808", "between 0 and 2^63 - 1"),
         ("data=0", "data", "0", "leave it out to use all workers"),
         ("timeout_seconds=0", "timeout_seconds", "0", "say 300"),
+        ("sockets=0", "sockets", "0", "expected 1 to 16"),
+        ("sockets=17", "sockets", "17", "expected 1 to 16"),
+        ("algorithm=rings", "algorithm", "rings", "auto or direct or ring or"),
         ("data=2 data=2", "data", "2", "already set to 2; say it once"),
         ("data", "strategy", "data", "expected field=value"),
         ("data = 4", "strategy", "data", "expected field=value"),
