@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from argosy.cli import run, secret, simulate
+from argosy.cli import doctor, run, secret, simulate
 from argosy.config import ConfigError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(context_settings={"allow_interspersed_args": False})(run.run)
+app.command()(doctor.doctor)
 app.command()(secret.secret)
 app.command()(simulate.simulate)
 

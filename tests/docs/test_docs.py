@@ -17,6 +17,7 @@ from launching import ARGOSY, succeed
 import argosy
 
 ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 README = (ROOT / "README.md").read_text()
 MODULES = sorted(module.name for module in pkgutil.walk_packages(argosy.__path__, "argosy."))
 
@@ -57,8 +58,17 @@ def test_python_in_the_readme_runs(tmp_path: Path) -> None:
         succeed([sys.executable, script])
 
 
-def test_commands_in_the_readme_are_real() -> None:
-    commands = re.findall(r"^(argosy \w+|make \w+)", "".join(blocks(README, "sh")), flags=re.MULTILINE)
+@pytest.mark.parametrize("document", PAGES, ids=lambda page: page.name)
+def test_python_in_the_documents_runs(document: Path, tmp_path: Path) -> None:
+    for number, code in enumerate(blocks(document.read_text(), "python")):
+        script = tmp_path / f"{document.stem}{number}.py"
+        script.write_text(code)
+        succeed([sys.executable, script])
+
+
+def test_commands_in_the_documents_are_real() -> None:
+    text = "".join("".join(blocks(document.read_text(), "sh")) for document in [ROOT / "README.md", *PAGES])
+    commands = re.findall(r"^(?:[A-Z_]+=\S+ )*(argosy \w+|make \w+)", text, flags=re.MULTILINE)
     assert {"make demo", "make test"} <= set(commands)
     for command in set(commands):
         if command.startswith("make"):
