@@ -94,10 +94,12 @@ def _show_links(console: Console, links: dict[str, Any]) -> None:
     for column in ("link", "latency", "bytes per second"):
         table.add_column(column, justify="left" if column == "link" else "right")
     if len(set(hosts)) < len(hosts):
-        table.add_row("inside a host", *_link(links, "inside"))
+        (_, latency), *_, (size, seconds) = links["memory_seconds"]
+        table.add_row("shared memory, all-reduce", in_seconds(latency), f"{in_bytes(size / seconds)}/s")
+        table.add_row("inside a host, messages", *_link(links, "inside"))
     if len(set(hosts)) > 1:
-        table.add_row("between hosts", *_link(links, "between"))
-    table.add_row("reduction", "", f"{in_bytes(links['reduce_bytes_per_second'])}/s")
+        table.add_row("between hosts, messages", *_link(links, "between"))
+    table.add_row("reduction by one worker", "", f"{in_bytes(links['reduce_bytes_per_second'])}/s")
     console.print(table)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch.distributed import FileStore  # type: ignore[attr-defined]
+from torch._C._distributed_c10d import FileStore
 
 from argosy import _native
 from argosy.comm.config import CommConfig
@@ -97,7 +97,7 @@ def main() -> None:
     config = CommConfig(timeout_seconds=_JOIN_SECONDS)
     store = FileStore(str(folder / "store"), size)
     group = EngineGroup.join(store, rank, size, config=config, secret=None, host_id=os.environ.get("ARGOSY_HOST_ID"))
-    found = {"links": links_event(group.topology), "sizes": [_timed(group, size_bytes) for size_bytes in SIZES]}
+    found = {"links": links_event(group.measure_links()), "sizes": [_timed(group, size_bytes) for size_bytes in SIZES]}
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(found))
     group.barrier()

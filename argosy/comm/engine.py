@@ -18,6 +18,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import closing
 from typing import NoReturn
 
 import torch
@@ -28,11 +29,14 @@ from argosy._native import Delivery, Engine, EngineError, Ticket
 from argosy.comm.config import CommConfig
 from argosy.comm.errors import Aborted, CommError, Corrupted, DeadlinePassed, Mismatch, PeerLost
 from argosy.comm.group import Group, Op
+from argosy.comm.measure import measure
 from argosy.comm.pending import DONE, Pending
 from argosy.comm.plans import DIRECT, NUMBERS, make_plan
 from argosy.comm.rendezvous import Meeting, meet
 from argosy.comm.schedule import Collective
+from argosy.comm.select import Selector
 from argosy.comm.topology import Topology
+from argosy.comm.trials import Trials
 from argosy.control.secret import Secret
 
 # In the order of the native enums.
@@ -74,7 +78,7 @@ class EngineGroup(Group):
         self.host_names = meeting.names
         self._engine = engine
         self._timeout = config.timeout_seconds
-        self._topology = Topology(meeting.hosts)
+        self.selector = Selector(Topology(meeting.hosts), config.algorithm)
         self._one_host = len(set(meeting.hosts)) == 1
         self._forced = config.algorithm
         self._direct = self._one_host and self._forced in ("auto", DIRECT)
@@ -106,7 +110,23 @@ class EngineGroup(Group):
             deadline_seconds=config.timeout_seconds,
         )
         engine.start()
-        return cls(engine, rank, meeting, config)
+        group = cls(engine, rank, meeting, config)
+        if not group._direct:
+            group.measure_links()
+        return group
+
+    def measure_links(self) -> Topology:
+        """Time the links together with all other members; from now on algorithms are chosen for what was found."""
+
+        def gather(values: list[float]) -> list[list[float]]:
+            return [row.tolist() for row in self.all_gather(torch.tensor(values, dtype=torch.float64))]
+
+        if self.size > 1:
+            trials = Trials(self._engine, self.selector.topology, self._timeout)
+            with closing(trials):
+                topology = measure(self.rank, self.hosts, trials.exchange, trials.reduce_inside, gather)
+            self.selector = Selector(topology, self._forced)
+        return self.selector.topology
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """A tensor in memory that all ranks of the host map, filled with zeros; it is given back with the tensor."""
@@ -288,17 +308,21 @@ class EngineGroup(Group):
         """The number of the algorithm for an operation; the engine has its plan when this returns."""
         name = self._choose(collective, size_bytes)
         number = NUMBERS[name]
-        if collective in _PLANNED and (collective, number, root) not in self._planned:
+        if name != DIRECT and collective in _PLANNED and (collective, number, root) not in self._planned:
             kind = _PLANNED[collective]
-            slots, owners, steps = make_plan(kind, name, self._topology, root, self.rank)
+            slots, owners, steps = make_plan(kind, name, self.selector.topology, root, self.rank)
             self._engine.set_plan(collective, number, root, slots, owners, steps)
             self._planned.add((collective, number, root))
         return number
 
     def _choose(self, collective: int, size_bytes: int) -> str:
-        if collective == _ALL_REDUCE:
-            return self._forced if self._forced not in ("auto", DIRECT) else "hierarchical"
-        return {_REDUCE_SCATTER: "ring", _ALL_GATHER: "ring", _ALL_TO_ALL: "pairwise"}.get(collective, "tree")
+        if collective not in _PLANNED:
+            return DIRECT if self._one_host else "pairwise"
+        if collective == _BARRIER:
+            return "tree"
+        # The cost model counts the bytes that all ranks have together where each has a part.
+        parts = self.size if collective in (_REDUCE_SCATTER, _ALL_GATHER) else 1
+        return self.selector.choose(_PLANNED[collective], size_bytes * parts).name
 
     def _raise(self, error: Exception) -> NoReturn:
         """Raise what the native engine told, as an error that says who, where, in what and why."""

@@ -5,7 +5,8 @@ each host with one of the next, as a host has one link to the network. Noise onl
 its best; of all pairs the slowest counts, because a collective waits for it. Every number that a decision stands on is
 gathered from all ranks first: they decide alike, how much to measure and what came out.
 
-A swap of n bytes takes `latency + n / bytes_per_second`; a short one gives the first, a long one then the second.
+A swap of n bytes takes `latency + n / bytes_per_second`; a short one gives the first, a long one then the second. What
+ranks of a host do in memory that they share depends on where in the caches it lies: a few sizes of it are timed.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from typing import Final
 
 import numpy as np
 
-from argosy import _native
-from argosy.comm.topology import Link, Topology
+from argosy._native import reduce
+from argosy.comm.topology import Curve, Link, Topology
 
-Exchange = Callable[[int, int], float]
-"""`exchange(peer, size_bytes)` swaps bytes with a peer, which calls it too, and returns the seconds it took."""
+Exchange = Callable[[int | None, int], float]
+"""`exchange(peer, size_bytes)` swaps bytes with a peer and returns the seconds it took. All ranks call it at the same
+time with the same size; one without a peer has nothing to do in it."""
+ReduceInside = Callable[[int], float]
+"""`reduce_inside(size_bytes)` all-reduces among the ranks of each host, in shared memory; the seconds it took."""
 Gather = Callable[[list[float]], Sequence[Sequence[float]]]
 """`gather(values)` gives every rank the values of all ranks, by rank; all give the same number of them."""
 
@@ -33,6 +37,7 @@ _SHORT_SECONDS: Final = 0.02
 _MAX_SHORT: Final = 100
 _LONG_TIMES: Final = 3
 _REDUCE_BYTES: Final = 1 << 20
+_MEMORY: Final = ((64, 20), (64 << 10, 20), (1 << 20, 20), (4 << 20, 10), (16 << 20, 5))  # bytes, and how often
 _NEVER: Final = 0.0
 
 
@@ -57,7 +62,9 @@ class Pairs:
         return cls(_peers(inside, len(hosts)), _peers(between, len(hosts)))
 
 
-def measure(rank: int, hosts: Sequence[int], exchange: Exchange, gather: Gather) -> Topology:
+def measure(
+    rank: int, hosts: Sequence[int], exchange: Exchange, reduce_inside: ReduceInside, gather: Gather
+) -> Topology:
     """Time the links and the reduction; every rank calls this at the same time, and gets the same topology.
 
     `hosts` has the number of each rank's host. A link that no pair has keeps the default of `Topology`.
@@ -68,8 +75,9 @@ def measure(rank: int, hosts: Sequence[int], exchange: Exchange, gather: Gather)
     gather([_NEVER])  # a barrier: all begin together
     inside = _link(pairs.inside[rank], any(p is not None for p in pairs.inside), exchange, gather)
     between = _link(pairs.between[rank], any(p is not None for p in pairs.between), exchange, gather)
-    slowest = max(row[0] for row in gather([reduce_seconds]))
-    return Topology(plain.hosts, inside or plain.inside, between or plain.between, _REDUCE_BYTES / slowest)
+    memory = _memory(reduce_inside, gather) if inside is not None else plain.memory
+    (slowest,) = _slowest(gather([reduce_seconds]))
+    return Topology(plain.hosts, inside or plain.inside, between or plain.between, _REDUCE_BYTES / slowest, memory)
 
 
 def _link(peer: int | None, anybody: bool, exchange: Exchange, gather: Gather) -> Link | None:
@@ -78,7 +86,8 @@ def _link(peer: int | None, anybody: bool, exchange: Exchange, gather: Gather) -
         return None
 
     def best(times: int, size_bytes: int) -> float:
-        return _NEVER if peer is None else min(exchange(peer, size_bytes) for _ in range(times))
+        seconds = min(exchange(peer, size_bytes) for _ in range(times))
+        return _NEVER if peer is None else seconds
 
     best(1, SHORT_BYTES)  # the first one pays for pages and connections
     short, probe = _slowest(gather([best(2, SHORT_BYTES), best(1, _PROBE_BYTES)]))
@@ -88,6 +97,17 @@ def _link(peer: int | None, anybody: bool, exchange: Exchange, gather: Gather) -
     long_bytes = int(np.clip(rate * _LONG_SECONDS, _PROBE_BYTES, _MAX_BYTES)) & ~63
     latency, long = _slowest(gather([best(times, SHORT_BYTES), best(_LONG_TIMES, long_bytes)]))
     return Link(latency, long_bytes / max(long - latency, 1e-9))
+
+
+def _memory(reduce_inside: ReduceInside, gather: Gather) -> Curve:
+    seconds = []
+    for size_bytes, times in _MEMORY:
+        for _ in range(2):
+            reduce_inside(size_bytes)  # pages are made, and found by all
+        seconds.append(float(np.median([reduce_inside(size_bytes) for _ in range(times)])))
+    slowest = np.array(_slowest(gather(seconds)))
+    rising = np.minimum.accumulate(slowest[::-1])[::-1]  # more bytes never take less: what looks like it is noise
+    return Curve(tuple((float(size), float(took)) for (size, _), took in zip(_MEMORY, rising, strict=True)))
 
 
 def _slowest(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
@@ -103,7 +123,7 @@ def _reduce_seconds() -> float:
     times = []
     for _ in range(20):
         begin = time.perf_counter()
-        _native.reduce("sum", "f32", addresses[0], addresses, count)
+        reduce("sum", "f32", addresses[0], addresses, count)
         times.append(time.perf_counter() - begin)
     return max(float(np.median(times)), 1e-9)
 

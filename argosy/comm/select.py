@@ -10,7 +10,8 @@ Where all ranks share a host there is `direct`: rank r reduces slice r out of ev
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from argosy.comm.algorithms.catalogue import ALGORITHMS, suits
@@ -20,6 +21,7 @@ from argosy.comm.topology import Topology
 
 AUTO: Final = "auto"
 DIRECT: Final = "direct"
+HIERARCHICAL: Final = "hierarchical"
 _MIN_POWER, _MAX_POWER = 3, 40
 
 
@@ -104,10 +106,7 @@ needs them on one; choose auto, ring, halving_doubling, binary_blocks, tree or h
         if table is None:
             sizes = [2.0**power for power in range(_MIN_POWER, _MAX_POWER + 1)]
             table = self._tables[collective] = {
-                name: [direct_seconds(collective, self.topology, size) for size in sizes]
-                if name == DIRECT
-                else simulate_sizes(ALGORITHMS[collective][name](self.topology), self.topology, sizes).tolist()
-                for name in self.names(collective)
+                name: predict(collective, name, self.topology, sizes) for name in self.names(collective)
             }
         return table
 
@@ -132,22 +131,30 @@ needs them on one; choose auto, ring, halving_doubling, binary_blocks, tree or h
         return len(set(self.topology.hosts))
 
 
-def direct_seconds(collective: Collective, topology: Topology, size_bytes: float) -> float:
-    """What `direct` takes: the ranks meet before and after, and in between each one works on its share of the bytes."""
-    ranks = topology.ranks
-    if ranks == 1:
+def predict(collective: Collective, name: str, topology: Topology, sizes_bytes: Sequence[float]) -> list[float]:
+    """The seconds that an algorithm takes for each size, as the engine runs it.
+
+    Inside hosts, `direct` and `hierarchical` work in shared memory: that is not simulated, its times are measured.
+    """
+    if name == DIRECT:
+        return [_in_memory(collective, topology, size) for size in sizes_bytes]
+    schedule = ALGORITHMS[collective][name](topology)
+    if name != HIERARCHICAL:
+        return list(map(float, simulate_sizes(schedule, topology, sizes_bytes)))
+    hosts = topology.host_array()
+    between = [part for part in schedule.rounds if (hosts[part.source] != hosts[part.target]).all()]
+    across = simulate_sizes(replace(schedule, rounds=between), topology, sizes_bytes)
+    shared = max(len(members) for members in topology.members()) > 1
+    inside = [_in_memory(collective, topology, size) if shared else 0.0 for size in sizes_bytes]
+    return [float(one) + other for one, other in zip(across, inside, strict=True)]
+
+
+def _in_memory(collective: Collective, topology: Topology, size_bytes: float) -> float:
+    """An all-reduce reads and writes all of the data; the other collectives do about half of that."""
+    if topology.ranks == 1:
         return 0.0
-    reduced = size_bytes * (ranks - 1) / ranks / topology.reduce_bytes_per_second
-    copied = size_bytes / topology.inside.bytes_per_second
-    work = {
-        Collective.ALL_REDUCE: reduced + copied,
-        Collective.REDUCE_SCATTER: reduced,
-        Collective.REDUCE: reduced + copied,
-        Collective.ALL_GATHER: copied,
-        Collective.BROADCAST: copied,
-        Collective.ALL_TO_ALL: copied,
-    }
-    return 2 * topology.inside.latency_seconds + work[collective]
+    part = 1.0 if collective is Collective.ALL_REDUCE else 0.5
+    return topology.memory.seconds(size_bytes * part)
 
 
 def links_event(topology: Topology) -> dict[str, Any]:
@@ -159,4 +166,5 @@ def links_event(topology: Topology) -> dict[str, Any]:
         "between_latency_seconds": topology.between.latency_seconds,
         "between_bytes_per_second": topology.between.bytes_per_second,
         "reduce_bytes_per_second": topology.reduce_bytes_per_second,
+        "memory_seconds": [list(point) for point in topology.memory.points],
     }

@@ -23,10 +23,31 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """Times for some sizes, in rising order of them; in between, and beyond the last, they lie on straight lines.
+
+    >>> curve = Curve(((0.0, 1.0), (100.0, 2.0), (200.0, 4.0)))
+    >>> [curve.seconds(size_bytes) for size_bytes in (0, 50, 150, 300)]
+    [1.0, 1.5, 3.0, 6.0]
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def seconds(self, size_bytes: float) -> float:
+        """The time for a size."""
+        (before, earlier), (last, latest) = self.points[-2:]
+        if size_bytes > last:
+            return latest + (size_bytes - last) * max(latest - earlier, 0.0) / (last - before)
+        sizes, times = np.array(self.points).T
+        return float(np.interp(size_bytes, sizes, times))
+
+
+@dataclass(frozen=True)
 class Topology:
     """Ranks on hosts. Ranks of one host talk over `inside`; ranks of two hosts over the hosts' own links, `between`.
 
-    A host has one link to the network: the transfers of its ranks share it, each direction by itself.
+    A host has one link to the network: the transfers of its ranks share it, each direction by itself. `memory` is the
+    time of an all-reduce among the ranks of a host in memory that they share, where nothing is transferred.
 
     >>> Topology.uniform(ranks=6, per_host=4).hosts
     (0, 0, 0, 0, 1, 1)
@@ -36,6 +57,7 @@ class Topology:
     inside: Link = field(default_factory=lambda: Link(1e-6, 5e9))
     between: Link = field(default_factory=lambda: Link.ethernet(10))
     reduce_bytes_per_second: float = 10e9
+    memory: Curve = Curve(((0.0, 2e-6), (1e6, 100e-6)))
 
     @classmethod
     def uniform(

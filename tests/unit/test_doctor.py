@@ -52,7 +52,7 @@ def test_the_machine_is_described(found: dict[str, Any]) -> None:
 def test_links_and_choices_are_shown_as_measured(found: dict[str, Any]) -> None:
     shown = told("--workers", "2")
     assert "links of 2 workers on 1 host, as measured" in shown
-    assert " inside a host 2 us 4 GiB/s " in shown
+    assert " inside a host, messages 2 us 4 GiB/s " in shown
     assert "between hosts" not in shown
     assert " all_reduce 1 MiB direct 500 us 610 us all on one host; ring would take 1 ms " in shown
 
@@ -81,9 +81,9 @@ def test_the_events_of_a_run_are_shown(tmp_path: Path) -> None:
         file.write('{"event": "algorithm", "cut')  # the worker was killed while it wrote
     shown = told("--events", str(tmp_path))
     assert "links of 4 workers on 2 hosts, as measured" in shown
-    assert " inside a host 2 us 4 GiB/s " in shown
-    assert " between hosts 50 us 119 MiB/s " in shown
-    assert " reduction 8 GiB/s " in shown
+    assert " inside a host, messages 2 us 4 GiB/s " in shown
+    assert " between hosts, messages 50 us 119 MiB/s " in shown
+    assert " reduction by one worker 8 GiB/s " in shown
     assert " all_reduce 1 MiB ring 12 ms hierarchical would take 20 ms " in shown
     assert " all_reduce 64 MiB tree 500 ms asked for; ring would take 12 ms " in shown
     assert "this machine" not in shown

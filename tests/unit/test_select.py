@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -13,8 +14,8 @@ from argosy.comm.algorithms.catalogue import ALGORITHMS, suits
 from argosy.comm.cost import simulate
 from argosy.comm.measure import Pairs, measure
 from argosy.comm.schedule import Collective
-from argosy.comm.select import AlgorithmError, Choice, Selector, links_event
-from argosy.comm.topology import Link, Topology
+from argosy.comm.select import AlgorithmError, Choice, Selector, links_event, predict
+from argosy.comm.topology import Curve, Link, Topology
 
 FAST, SLOW = Link(2e-6, 8e9), Link(80e-6, 0.125e9)
 
@@ -25,11 +26,15 @@ class FakeLinks:
     def __init__(self, hosts: Sequence[int], slow_pair: tuple[int, int] | None = None) -> None:
         self.hosts, self.slow_pair = hosts, slow_pair
         self.swaps: list[tuple[int, int, int]] = []
+        self.sizes: list[list[int]] = [[] for _ in hosts]
         self._meet = threading.Barrier(len(hosts), timeout=10)
         self._rows: list[list[float]] = [[] for _ in hosts]
         self._noise = 0
 
-    def exchange(self, rank: int, peer: int, size_bytes: int) -> float:
+    def exchange(self, rank: int, peer: int | None, size_bytes: int) -> float:
+        self.sizes[rank].append(size_bytes)
+        if peer is None:
+            return 0.0
         self.swaps.append((rank, peer, size_bytes))
         link = FAST if self.hosts[rank] == self.hosts[peer] else SLOW
         slower = 2.0 if self.slow_pair == (min(rank, peer), max(rank, peer)) else 1.0
@@ -47,7 +52,11 @@ class FakeLinks:
     def measured(self) -> Topology:
         def work(rank: int) -> Topology:
             return measure(
-                rank, self.hosts, lambda peer, size: self.exchange(rank, peer, size), lambda v: self.gather(rank, v)
+                rank,
+                self.hosts,
+                lambda peer, size: self.exchange(rank, peer, size),
+                lambda size: 3e-6 + (rank + 1) * size / 1e10,
+                lambda values: self.gather(rank, values),
             )
 
         with ThreadPoolExecutor(len(self.hosts)) as pool:
@@ -62,6 +71,7 @@ def test_links_are_measured_alike_on_all_ranks() -> None:
         assert measured.latency_seconds == pytest.approx(real.latency_seconds, rel=0.1)
         assert measured.bytes_per_second == pytest.approx(real.bytes_per_second, rel=0.1)
     assert 1e8 < topology.reduce_bytes_per_second < 1e12
+    assert topology.memory.seconds(32 << 20) == pytest.approx(3e-6 + 5 * (32 << 20) / 1e10)  # the last rank is slowest
 
 
 def test_the_slowest_pair_counts() -> None:
@@ -77,6 +87,7 @@ def test_partners_swap_the_same_sizes_with_each_other() -> None:
         assert ours
         assert ours == [size for a, b, size in links.swaps if (a, b) == (peer, rank)]
     assert not any(4 in (a, b) for a, b, _ in links.swaps)  # of three hosts, the last one looks on
+    assert all(sizes == links.sizes[0] for sizes in links.sizes)  # and calls when the others do
 
 
 def test_measuring_takes_little_time() -> None:
@@ -109,8 +120,8 @@ def test_the_choice_is_the_cheapest_by_the_cost_model(collective: Collective, ra
     for size in (1, 1 << 10, 1 << 16, 1 << 20, 1 << 26):
         choice = selector.choose(collective, size)
         times = {
-            name: simulate(algorithm(topology), topology, max(size, 8))
-            for name, algorithm in ALGORITHMS[collective].items()
+            name: predict(collective, name, topology, [max(size, 8)])[0]
+            for name in ALGORITHMS[collective]
             if suits(name, collective, ranks)
         }
         assert choice.seconds == pytest.approx(min(times.values()))
@@ -120,11 +131,26 @@ def test_the_choice_is_the_cheapest_by_the_cost_model(collective: Collective, ra
         assert not choice.forced
 
 
+def test_what_happens_in_shared_memory_is_not_simulated() -> None:
+    memory = Curve(((0.0, 1e-6), (1e6, 1e-4)))
+    topology = replace(Topology.uniform(4, 2, FAST, SLOW), memory=memory)
+    size = 8 << 20
+    (hierarchical,) = predict(Collective.ALL_REDUCE, "hierarchical", topology, [size])
+    across = size / SLOW.bytes_per_second  # of two hosts, each sends half twice
+    assert hierarchical == pytest.approx(across + memory.seconds(size), rel=0.05)
+    (flat,) = predict(Collective.ALL_REDUCE, "ring", topology, [size])
+    assert flat == simulate(ALGORITHMS[Collective.ALL_REDUCE]["ring"](topology), topology, size)
+    alone = Topology.uniform(4, 1, FAST, SLOW)
+    (nobody_near,) = predict(Collective.ALL_REDUCE, "hierarchical", alone, [size])
+    schedule = ALGORITHMS[Collective.ALL_REDUCE]["hierarchical"](alone)
+    assert nobody_near == pytest.approx(simulate(schedule, alone, size))
+
+
 def test_small_and_large_are_chosen_for_differently() -> None:
-    selector = Selector(Topology.uniform(6, 3, FAST, SLOW))
+    selector = Selector(Topology.uniform(6, 1, FAST, SLOW))
     small, large = (selector.choose(Collective.ALL_REDUCE, size).name for size in (64, 64 << 20))
-    assert large == "hierarchical"  # least over the network
-    assert small != large  # least rounds
+    assert small == "binary_blocks"  # few rounds
+    assert large in ("ring", "hierarchical")  # few bytes; they are the same where nobody shares a host
 
 
 def test_equal_topologies_choose_alike_and_sizes_have_classes() -> None:
