@@ -2,38 +2,63 @@
 
 from __future__ import annotations
 
-import json
 import re
-import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
-from launching import ARGOSY, finish, start, succeed
+import torch
+from launching import ARGOSY, succeed
+from ranks import Failed, Place, run, started
 
 from argosy.comm.algorithms.catalogue import ALGORITHMS
 from argosy.comm.schedule import Collective
 
-SCRIPT = Path(__file__).parent / "scripts" / "choose.py"
+SIZES = (64, 4 << 10, 1 << 20)
 
 
-@pytest.mark.parametrize("hosts", [["a", "a"], ["a", "b"], ["a", "a", "b"], ["a", "b", "b", "a"]], ids="".join)
-def test_ranks_choose_alike_and_every_algorithm_sums(hosts: list[str], tmp_path: Path) -> None:
-    size = len(hosts)
-    words = [[sys.executable, SCRIPT, str(rank), str(size), tmp_path / "store", host] for rank, host in enumerate(hosts)]
-    started = [start(command) for command in words]
-    finished = [finish(process, 100) for process in started]
-    for done in finished:
-        assert done.status == 0, done.err
-    told = [json.loads(done.out) for done in finished]
+def choose_and_run(place: Place) -> Any:
+    group = place.join()
+    topology = group.measure_links()
+    choices = [group.selector.choose(kind, size_bytes) for kind in Collective for size_bytes in SIZES]
+    names = group.selector.names(Collective.ALL_REDUCE)
+    for name in names:
+        forced = place.join(name, algorithm=name)
+        for size_bytes in SIZES:
+            assert forced.selector.choose(Collective.ALL_REDUCE, size_bytes).name == name
+            tensor = forced.empty(size_bytes // 4) + place.rank
+            forced.all_reduce(tensor)
+            assert torch.equal(tensor, torch.full_like(tensor, sum(range(place.size))))
+        tensor = torch.full((4,), float(place.rank))
+        forced.broadcast(tensor, 1)  # there is no ring for it, nor other things: one that there is runs
+        assert tensor.tolist() == [1.0] * 4
+        forced.close()
+    group.close()
+    return topology, choices, names
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab", "aab", "abba"])
+def test_ranks_choose_alike_and_every_algorithm_sums(hosts: str) -> None:
+    told = run(choose_and_run, len(hosts), hosts=list(hosts))
     assert all(other == told[0] for other in told)
-    names = {name for name in ALGORITHMS[Collective.ALL_REDUCE]} | ({"direct"} if len({*hosts}) == 1 else set())
-    assert {key.split()[0] for key in told[0]["sums"]} == names
-    for key, values in told[0]["sums"].items():
-        assert values == ([1.0] if "broadcast" in key else [float(sum(range(size)))]), key
-    topology = told[0]["topology"]
-    for link in ("inside", "between"):
-        assert 0 < topology[link]["latency_seconds"] < 1
-        assert 1e5 < topology[link]["bytes_per_second"] < 1e13
+    topology, _, names = told[0]
+    direct = ["direct"] if len({*hosts}) == 1 else []
+    assert names == [*direct, *ALGORITHMS[Collective.ALL_REDUCE]]
+    assert len({*topology.hosts}) == len({*hosts})
+    for link in (topology.inside, topology.between):
+        assert 0 < link.latency_seconds < 1
+        assert 1e5 < link.bytes_per_second < 1e13
+
+
+def join_direct(place: Place) -> None:
+    place.join(algorithm="direct")
+
+
+def test_an_algorithm_that_cannot_run_is_refused_when_joining() -> None:
+    with started(join_direct, 2, hosts=["a", "b"]) as ranks:
+        for result in ranks.results():
+            assert isinstance(result, Failed)
+            assert result.kind == "AlgorithmError"
+            assert "the ranks are on 2 hosts, and it needs them on one; choose auto, ring" in result.message
 
 
 def test_the_doctor_measures_with_real_workers() -> None:
