@@ -11,16 +11,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from argosy.comm.backend import register_backend
     from argosy.fleet import Fleet, init
     from argosy.strategy import ConfigError, Strategy
 
-__all__ = ["ConfigError", "Fleet", "Strategy", "init"]
+__all__ = ["ConfigError", "Fleet", "Strategy", "init", "register_backend"]
 
 _HOMES = {
     "ConfigError": "argosy.config",
     "Fleet": "argosy.fleet",
     "Strategy": "argosy.strategy",
     "init": "argosy.fleet",
+    "register_backend": "argosy.comm.backend",
 }
 
 

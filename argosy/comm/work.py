@@ -1,0 +1,208 @@
+"""The two kinds of `Work` that the torch backend returns: finished before it was returned, or still under way.
+
+torch hands a `Work` to whoever asked for an operation: `wait()` ends it, `get_future()` is what DDP chains its
+gradient hooks to.
+
+[Note: futures and threads]
+A started operation runs when somebody waits for it, in the thread that waits, or else on the engine's own thread. A
+future cannot run anything: whoever waits for it sleeps until it is completed. So `get_future` has a thread wait, one
+for each group, made when it is first needed: it runs the operations one after the other, as the engine would, and
+completes their futures. Running the operation inside `get_future` would spare the hand-over between threads (some 50
+microseconds), but DDP asks for the future in the middle of the backward pass: the pass would stand still while the
+bucket is reduced. And two groups whose ranks ask in different orders would wait for each other for ever.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Protocol
+
+from torch import Tensor
+from torch._C._distributed_c10d import Work
+from torch.futures import Future
+
+
+class Waitable(Protocol):
+    """What the engine returns for a started operation."""
+
+    def wait(self, timeout_seconds: float | None = None) -> None:
+        """Return when the operation has ended; raise if it failed."""
+
+    def done(self) -> bool:
+        """Whether `wait` would return or raise at once."""
+
+
+class FinishedWork(Work):
+    """An operation that ended before its function returned."""
+
+    tensors: list[Tensor]
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Nothing to wait for."""
+        return True
+
+    def is_completed(self) -> bool:
+        """It is."""
+        return True
+
+    def is_success(self) -> bool:
+        """A failed operation raises where it is called, and has no `Work`."""
+        return True
+
+    def exception(self) -> None:
+        """See `is_success`."""
+
+    def synchronize(self) -> None:
+        """CPU tensors have no stream to wait for."""
+
+    def result(self) -> list[Tensor]:
+        """The tensors that hold the result."""
+        return self.tensors
+
+    def get_future(self) -> Future[list[Tensor]]:
+        """A future that is completed already."""
+        future: Future[list[Tensor]] = Future()
+        future.set_result(self.tensors)
+        return future
+
+
+def finished(tensors: list[Tensor]) -> FinishedWork:
+    """The `Work` of an operation that has ended. A constructor with an argument would take twice the time."""
+    work = FinishedWork()
+    work.tensors = tensors
+    return work
+
+
+class StartedWork(Work):
+    """An operation under way."""
+
+    def __init__(
+        self,
+        pending: Waitable,
+        tensors: list[Tensor],
+        watcher: Watcher,
+        timeout_seconds: float | None,
+        finish: Callable[[], None] | None,
+    ) -> None:
+        """`finish` runs once, when the operation has ended: it copies what was received to where it belongs."""
+        super().__init__()
+        self._pending = pending
+        self._tensors = tensors
+        self._watcher = watcher
+        self._timeout_seconds = timeout_seconds
+        self._finish = finish
+        self._lock = threading.Lock()
+        self._error: Exception | None = None
+        self._future: Future[list[Tensor]] | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """End the operation. Without a timeout (torch's C++ says 0) it has that of its call or of the group."""
+        try:
+            self._pending.wait(timeout.total_seconds() if timeout else self._timeout_seconds)
+        except Exception as error:
+            self._error = error
+            raise
+        if self._finish is not None:
+            with self._lock:  # the watcher may be waiting too
+                if self._finish is not None:
+                    self._finish()
+                    self._finish = None
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether the operation has ended, well or not."""
+        if self._pending.done() and self._error is None:
+            try:
+                self.wait()
+            except Exception:
+                return True
+        return self._pending.done()
+
+    def is_success(self) -> bool:
+        """Whether it has ended well."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> Exception | None:
+        """Why it failed."""
+        return self._error
+
+    def synchronize(self) -> None:
+        """What torch calls in place of `wait` after polling."""
+        self.wait()
+
+    def result(self) -> list[Tensor]:
+        """The tensors that hold the result, once it is there."""
+        return self._tensors
+
+    def _source_rank(self) -> int:
+        """Who sent what was received from anybody."""
+        source: int = getattr(self._pending, "source", -1)
+        return source
+
+    source_rank = _source_rank
+
+    def get_future(self) -> Future[list[Tensor]]:
+        """Completed when the operation has ended; see [Note: futures and threads]."""
+        with self._lock:
+            if self._future is None:
+                started: Future[list[Tensor]] = Future()
+                # An exception that is set on a future of Python's is a value to C++, on which DDP crashes. Raised
+                # inside `then` it is a failure to both.
+                self._future = started.then(lambda ended: ended.value())
+                self._watcher.watch(self, started)
+            return self._future
+
+
+class Watcher:
+    """A thread that waits for operations, in their order, and completes their futures."""
+
+    def __init__(self, name: str) -> None:
+        """The thread is started by the first `watch`."""
+        self._name = name
+        self._queue: SimpleQueue[tuple[StartedWork, Future[list[Tensor]]] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, work: StartedWork, future: Future[list[Tensor]]) -> None:
+        """Complete `future` when `work` has ended."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        self._queue.put((work, future))
+
+    def close(self) -> None:
+        """Wait for what is watched, and end the thread."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while (watched := self._queue.get()) is not None:
+            work, future = watched
+            try:
+                work.wait()
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(work.result())
+            del work, future, watched  # lest their tensors live until the next operation
+
+
+class Several:
+    """Several started operations, waited for as one."""
+
+    def __init__(self, parts: Sequence[Waitable]) -> None:
+        """They were started in this order."""
+        self._parts = parts
+
+    def wait(self, timeout_seconds: float | None = None) -> None:
+        """Wait for each."""
+        for part in self._parts:
+            part.wait(timeout_seconds)
+
+    def done(self) -> bool:
+        """Whether all have ended."""
+        return all(part.done() for part in self._parts)
