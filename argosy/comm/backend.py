@@ -9,12 +9,14 @@ returns a `Work` (`work.py`). Tensors on a GPU go to an NCCL group. That path is
 machines without one.
 """
 
+# torch's type hints list overloads that neither its Python nor its C++ calls.
+# mypy: disable-error-code="override, assignment"
+
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,7 +29,6 @@ from torch._C._distributed_c10d import (
     BarrierOptions,
     BroadcastOptions,
     GatherOptions,
-    PrefixStore,
     ProcessGroup,
     ReduceOptions,
     ReduceScatterOptions,
@@ -39,12 +40,10 @@ from torch._C._distributed_c10d import (
 from argosy.comm import staging
 from argosy.comm.config import CommConfig
 from argosy.comm.engine import EngineGroup
-from argosy.comm.monitored import monitored_barrier
 from argosy.comm.staging import OPS, REDUCIBLE, dense, only, put_back, reducible, room
-from argosy.comm.work import Several, StartedWork, Waitable, Watcher, finished
+from argosy.comm.torch_group import NAME, TorchGroup
+from argosy.comm.work import StartedWork, as_one, finished
 from argosy.control.secret import Secret
-
-NAME: Final = "argosy"
 
 
 def register_backend() -> None:
@@ -77,73 +76,13 @@ def _create(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGr
     return ArgosyProcessGroup(store, engine, timeout)
 
 
-class ArgosyProcessGroup(ProcessGroup):
+class ArgosyProcessGroup(TorchGroup):
     """Workers that exchange tensors through the engine. Made by torch; see `register_backend`.
 
     Operations have torch's names and options. Those that torch's C++ calls are: allreduce, allreduce_coalesced,
     all_gather_single_coalesced, allgather, all_to_all_single, barrier, broadcast, reduce_scatter,
     reduce_scatter_single_coalesced, send and recv; it knows no others of a group that is written in Python.
     """
-
-    def __init__(self, store: Store, engine: EngineGroup, timeout: timedelta) -> None:
-        """`store` serves what the engine does not: monitored barriers and NCCL's start."""
-        # Not the constructor with a store, which torch's type hints know: it cannot make what Python has derived.
-        super().__init__(engine.rank, engine.size)  # type: ignore[call-arg, arg-type]
-        self._store = store
-        self._engine = engine
-        self._size = engine.size
-        self._timeout = timeout
-        self._timeout_seconds: float | None = None  # other than the engine's own
-        self._watcher = Watcher(f"argosy futures of rank {engine.rank}")
-        self._nccl: Any = None
-        self._monitored = 0
-        self._name, self._description = "", "undefined"
-
-    # What torch asks about a group. Without the name, DeviceMesh and FSDP2 fail.
-
-    def getBackendName(self) -> str:  # noqa: N802 - torch's C++ looks for these names
-        """The name that the group was asked for by."""
-        return NAME
-
-    def getGroupName(self) -> str:  # noqa: N802
-        """The name that torch finds the group by."""
-        return self._name
-
-    def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Called by torch once the group is made."""
-        self._name = name
-
-    def getGroupDesc(self) -> str:  # noqa: N802
-        """What the group is for, in its maker's words."""
-        return self._description
-
-    def setGroupDesc(self, description: str) -> None:  # noqa: N802
-        """Called by torch once the group is made."""
-        self._description = description
-
-    def get_group_store(self) -> Store:
-        """The store that the group was made with."""
-        return self._store
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """How long operations may wait for their peers from now on."""
-        self._timeout = timeout
-        self._timeout_seconds = timeout.total_seconds()
-
-    def abort(self) -> None:
-        """Fail every operation of the group that is under way, here and on its peers."""
-        self._engine.abort(f"rank {self._engine.rank} aborted the group")
-        if self._nccl is not None:
-            self._nccl.abort()
-
-    def shutdown(self) -> None:
-        """Leave the group; `dist.destroy_process_group` calls it."""
-        self._engine.close()
-        self._watcher.close()
-        if self._nccl is not None:
-            self._nccl.shutdown()
-
-    # Collective operations.
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Work:
         """Replace each rank's tensor by all of them combined."""
@@ -152,10 +91,10 @@ class ArgosyProcessGroup(ProcessGroup):
         # The short way, for what most calls are.
         tensor = tensors[0]
         if tensor.dtype in REDUCIBLE and tensor.is_cpu and tensor.is_contiguous() and len(tensors) == 1:
-            op = OPS[opts.reduceOp.op.value]
-            if op != "premul_sum":
+            number = opts.reduceOp.op.value
+            if number < len(OPS):
                 wait = self._waits(opts)
-                pending = self._engine.all_reduce(tensor, op, wait=wait)
+                pending = self._engine.all_reduce(tensor, OPS[number], wait=wait)
                 return finished(tensors) if wait else self._work(pending, tensors, opts)
         return self.allreduce_coalesced([only("all_reduce", tensors)], opts)
 
@@ -201,8 +140,8 @@ class ArgosyProcessGroup(ProcessGroup):
             flats.append(tensor.new_empty(self._size * tensor.numel()))
             body = dense("all_gather", tensor)
             parts.append(self._engine.all_gather_into(flats[-1], body, wait=self._waits(opts)))
-        places = [place for places in outputs for place in places]
-        return self._work(_as_one(parts), places, opts, staging.put_back_lists(outputs, flats))
+        everything = [place for places in outputs for place in places]
+        return self._work(as_one(parts), everything, opts, staging.put_back_lists(outputs, flats))
 
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
         """The same for several tensors: `outputs[r][i]` is rank r's `inputs[i]`."""
@@ -347,15 +286,6 @@ class ArgosyProcessGroup(ProcessGroup):
             return self._handed_over(opts.device, "barrier", opts)
         return self._work(self._engine.barrier(wait=self._waits(opts)), [], opts)
 
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier whose error names the ranks that did not come: all of them, whatever `wait_all_ranks` says.
-
-        `dist.monitored_barrier` refuses every backend but Gloo: call this method of the group.
-        """
-        self._monitored += 1
-        keys = PrefixStore(f"monitored/{self._monitored}/", self._store)
-        monitored_barrier(keys, self._engine.rank, self._size, timeout or self._timeout)
-
     # Messages between two ranks. torch's Python waits for them if the caller wants to.
 
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> Work:
@@ -383,58 +313,3 @@ class ArgosyProcessGroup(ProcessGroup):
         place = room("recv", tensor)
         pending = self._engine.receive(place, source, tag, wait=False)
         return StartedWork(pending, tensors, self._watcher, self._timeout_seconds, put_back(tensor, place))
-
-    def _start_coalescing(self, device: torch.device) -> None:
-        raise NotImplementedError(
-            "the argosy backend does not batch operations by device: use _coalescing_manager(group) without a device, "
-            "or batch_isend_irecv"
-        )
-
-    # How an operation ends.
-
-    def _waits(self, opts: Any) -> bool:
-        """Whether the engine can run it to its end at once: nobody goes on meanwhile, and its deadline is the usual."""
-        return not opts.asyncOp and self._timeout_seconds is None and opts.timeout.days < 0
-
-    def _work(self, pending: Waitable, tensors: list[Tensor], opts: Any, finish: staging.Finish | None = None) -> Work:
-        timeout_seconds = self._timeout_seconds if opts.timeout.days < 0 else opts.timeout.total_seconds() or None
-        if opts.asyncOp:
-            return StartedWork(pending, tensors, self._watcher, timeout_seconds, finish)
-        if not self._waits(opts):
-            pending.wait(timeout_seconds)
-        if finish is not None:
-            finish()
-        return finished(tensors)
-
-    def _several(self, parts: Sequence[Waitable], outputs: list[Tensor], places: list[Tensor], opts: Any) -> Work:
-        """The work of operations whose results are in `places` and belong into `outputs`."""
-        moves = [move for output, place in zip(outputs, places, strict=True) if (move := put_back(output, place))]
-        return self._work(_as_one(parts), outputs, opts, staging.in_turn(moves))
-
-    def _pairs(self, operation: str, outputs: Sequence[object], inputs: Sequence[object]) -> None:
-        if len(outputs) != len(inputs):
-            raise ValueError(
-                f"{operation}: {len(inputs)} inputs and {len(outputs)} outputs: there must be one for each"
-            )
-
-    # Tensors on a GPU.
-
-    def _elsewhere(self, tensors: Sequence[Tensor]) -> torch.device | None:
-        """The device of tensors that are not in the CPU's memory."""
-        return next((tensor.device for tensor in tensors if not tensor.is_cpu), None)
-
-    def _handed_over(self, device: torch.device, operation: str, *arguments: Any) -> Work:
-        """Have NCCL do it, in a group that is made when it is first needed."""
-        if device.type != "cuda":
-            raise ValueError(f"{operation}: the argosy backend takes tensors of the CPU and of GPUs, not of {device}")
-        if self._nccl is None:
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = self._timeout
-            store = PrefixStore("nccl/", self._store)
-            self._nccl = dist.ProcessGroupNCCL(store, self._engine.rank, self._size, options)
-        work: Work = getattr(self._nccl, operation)(*arguments)
-        return work
-
-
-def _as_one(parts: Sequence[Waitable]) -> Waitable:
-    return parts[0] if len(parts) == 1 else Several(parts)

@@ -12,7 +12,7 @@ from datetime import timedelta
 from torch.distributed import DistStoreError
 from torch.distributed.distributed_c10d import Store
 
-from argosy.comm.group import CommError
+from argosy.comm.errors import CommError
 
 GRACE_SECONDS = 2.0  # for rank 0's verdict to arrive, when all have begun to wait at the same time
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import ReduceOp
 
-# By the number of torch's enumerator: looking one up by itself takes half a microsecond.
-OPS = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "premul_sum")
+from argosy.comm.group import Op
+
+# By the number of torch's enumerator: looking one up by itself takes half a microsecond. After them comes PREMUL_SUM.
+OPS: Final[tuple[Op, ...]] = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor")
 
 REDUCIBLE = frozenset(
     [
@@ -33,7 +34,15 @@ REDUCIBLE = frozenset(
 )
 
 # Booleans are bytes that hold 0 or 1, and stay so: a sum is true where any of them is.
-_BOOLEAN_OPS = {"sum": "max", "max": "max", "bor": "max", "min": "min", "prod": "min", "band": "min", "bxor": "bxor"}
+_BOOLEAN_OPS: Final[dict[Op, Op]] = {
+    "sum": "max",
+    "max": "max",
+    "bor": "max",
+    "min": "min",
+    "prod": "min",
+    "band": "min",
+    "bxor": "bxor",
+}
 
 Finish = Callable[[], None]
 
@@ -43,7 +52,7 @@ class Reducible(NamedTuple):
 
     dense: Tensor  # contiguous, with the tensor's own type and shape; the tensor itself if possible
     buffer: Tensor  # the same memory, of a type that the engine reduces
-    op: str
+    op: Op
 
 
 def only(operation: str, tensors: Sequence[Tensor]) -> Tensor:
@@ -96,14 +105,15 @@ def flattened(operation: str, tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([dense(operation, tensor).detach().reshape(-1) for tensor in tensors])
 
 
-def reducible(operation: str, tensor: Tensor, reduce_op: ReduceOp) -> Reducible:
-    """Make a tensor ready to be reduced."""
-    op = OPS[reduce_op.op.value]
+def reducible(operation: str, tensor: Tensor, reduce_op: Any) -> Reducible:
+    """Make a tensor ready to be reduced by one of torch's `ReduceOp`s."""
+    number = reduce_op.op.value
+    op: Op = OPS[number] if number < len(OPS) else "sum"
     body = dense(operation, tensor)
-    if op == "premul_sum":
+    if number >= len(OPS):
         if not (tensor.is_floating_point() or tensor.is_complex()):
             raise ValueError(f"{operation} (premul_sum) multiplies numbers with a fraction, not {tensor.dtype}")
-        body, op = body.detach() * reduce_op.factor, "sum"
+        body = body.detach() * reduce_op.factor
     if tensor.dtype in REDUCIBLE:
         return Reducible(body, body, op)
     if tensor.dtype is torch.bool and op in _BOOLEAN_OPS:

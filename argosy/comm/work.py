@@ -18,21 +18,12 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import Protocol
 
 from torch import Tensor
 from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
-
-class Waitable(Protocol):
-    """What the engine returns for a started operation."""
-
-    def wait(self, timeout_seconds: float | None = None) -> None:
-        """Return when the operation has ended; raise if it failed."""
-
-    def done(self) -> bool:
-        """Whether `wait` would return or raise at once."""
+from argosy.comm.pending import Pending
 
 
 class FinishedWork(Work):
@@ -81,7 +72,7 @@ class StartedWork(Work):
 
     def __init__(
         self,
-        pending: Waitable,
+        pending: Pending,
         tensors: list[Tensor],
         watcher: Watcher,
         timeout_seconds: float | None,
@@ -185,17 +176,14 @@ class Watcher:
             try:
                 work.wait()
             except Exception as error:
-                future.set_exception(error)
+                future.set_exception(error)  # type: ignore[arg-type]
             else:
                 future.set_result(work.result())
             del work, future, watched  # lest their tensors live until the next operation
 
 
-class Several:
-    """Several started operations, waited for as one."""
-
-    def __init__(self, parts: Sequence[Waitable]) -> None:
-        """They were started in this order."""
+class _Several(Pending):
+    def __init__(self, parts: Sequence[Pending]) -> None:
         self._parts = parts
 
     def wait(self, timeout_seconds: float | None = None) -> None:
@@ -206,3 +194,8 @@ class Several:
     def done(self) -> bool:
         """Whether all have ended."""
         return all(part.done() for part in self._parts)
+
+
+def as_one(parts: Sequence[Pending]) -> Pending:
+    """Several started operations as one."""
+    return parts[0] if len(parts) == 1 else _Several(parts)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import argosy
-from argosy.comm.group import CommError
+from argosy.comm.errors import CommError
 
 rank, world, port = (int(word) for word in sys.argv[1:])
 
