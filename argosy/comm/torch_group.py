@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NoReturn, cast
 
 import torch
 import torch.distributed as dist
@@ -18,12 +18,26 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, Store, Work
 
 from argosy.comm.engine import EngineGroup
+from argosy.comm.errors import Aborted
 from argosy.comm.monitored import monitored_barrier
 from argosy.comm.pending import Pending
 from argosy.comm.staging import Finish, in_turn, put_back
 from argosy.comm.work import StartedWork, Watcher, as_one, finished
 
 NAME: Final = "argosy"
+
+
+class _Left:
+    """In place of the engine, once the group is left."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def close(self) -> None:
+        """Torch may shut a group down twice."""
+
+    def __getattr__(self, operation: str) -> NoReturn:
+        raise Aborted(f"{operation}: this process has left the group; dist.destroy_process_group was called")
 
 
 class TorchGroup(ProcessGroup):
@@ -84,6 +98,8 @@ class TorchGroup(ProcessGroup):
         """Leave the group; `dist.destroy_process_group` calls it."""
         self._engine.close()
         self._watcher.close()
+        # DTensor's caches keep groups until the interpreter ends: not the engine, which is native, too.
+        self._engine = cast(EngineGroup, _Left(self._engine.rank, self._size))
         if self._nccl is not None:
             self._nccl.shutdown()
 

@@ -7,9 +7,12 @@ gradient hooks to.
 A started operation runs when somebody waits for it, in the thread that waits, or else on the engine's own thread. A
 future cannot run anything: whoever waits for it sleeps until it is completed. So `get_future` has a thread wait, one
 for each group, made when it is first needed: it runs the operations one after the other, as the engine would, and
-completes their futures. Running the operation inside `get_future` would spare the hand-over between threads (some 50
-microseconds), but DDP asks for the future in the middle of the backward pass: the pass would stand still while the
-bucket is reduced. And two groups whose ranks ask in different orders would wait for each other for ever.
+completes their futures.
+
+Running the operation inside `get_future` instead would spare the hand-over between threads, some 60 microseconds. With
+two ranks on two cores a step of DDP took the same time either way. But where the reduction waits for a network, the
+backward pass, in the middle of which DDP asks for its futures, would wait too; and ranks that ask for those of two
+groups in different orders would wait for each other for ever.
 """
 
 from __future__ import annotations

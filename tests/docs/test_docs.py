@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import ARGOSY, succeed
+from launching import ARGOSY, TORCHRUN, succeed
 
 import argosy
 
@@ -64,6 +64,17 @@ def test_python_in_the_documents_runs(document: Path, tmp_path: Path) -> None:
         script = tmp_path / f"{document.stem}{number}.py"
         script.write_text(code)
         succeed([sys.executable, script])
+
+
+def test_scripts_on_the_page_of_the_backend_run(tmp_path: Path) -> None:
+    plain, with_fleet = blocks((ROOT / "docs" / "backend.md").read_text(), "python")
+    script = tmp_path / "script.py"
+    script.write_text(plain)
+    said = succeed([*TORCHRUN, "--nproc-per-node", "2", script], OMP_NUM_THREADS="1").out
+    assert "rank 0: [2.0, 2.0, 2.0]" in said
+    assert "rank 1: [2.0, 2.0, 2.0]" in said
+    script.write_text(with_fleet)
+    assert "the last rank is 1" in succeed([*ARGOSY, "run", "-n", "2", script]).out
 
 
 def test_commands_in_the_documents_are_real() -> None:
