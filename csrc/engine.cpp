@@ -190,7 +190,8 @@ void Engine::wait(const std::shared_ptr<Ticket>& ticket, std::optional<double> t
   const auto begin = std::chrono::steady_clock::now();
   Lock lock(mutex_);
   while (!ticket->done.load(std::memory_order_acquire)) {
-    if (!running_ && !queue_.empty()) {
+    // An operation runs up to its own deadline: a caller who waits less long leaves it to the engine's thread.
+    if (!timeout_seconds && !running_ && !queue_.empty()) {
       run_front(lock, true);
       continue;
     }
