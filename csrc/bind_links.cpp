@@ -125,8 +125,7 @@ class Links {
 
   bool abort(int peer, int blamed, std::string_view text) {
     Link& link = *links_.at(checked(peer));
-    const bool taken =
-        link.send(make_abort(rank_, blamed, text), reinterpret_cast<const std::byte*>(text.data()), nullptr);
+    const bool taken = link.send(make_abort(blamed, text), reinterpret_cast<const std::byte*>(text.data()), nullptr);
     link.adopt();
     return taken;
   }

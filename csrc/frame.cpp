@@ -48,13 +48,12 @@ void check_payload(const Frame& frame, std::uint32_t crc) {
   if (frame.payload_crc != crc) refuse(static_cast<int>(frame.from), "payload_crc does not hold");
 }
 
-Frame make_abort(int from, int blamed, std::string_view text) {
+Frame make_abort(int blamed, std::string_view text) {
   Frame frame;
   frame.type = Frame::Type::abort;
   frame.operation = static_cast<std::uint64_t>(Failure::Kind::aborted);
   frame.message = static_cast<std::uint32_t>(blamed);
   frame.length = static_cast<std::uint32_t>(std::min<std::size_t>(text.size(), Frame::kMaxAbortText));
-  frame.from = static_cast<std::uint32_t>(from);
   return frame;
 }
 

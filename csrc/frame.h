@@ -18,9 +18,9 @@ void check_head(const Frame& frame, int from);
 // Throws Failure(corrupt) if the payload's CRC is not the one that the head tells.
 void check_payload(const Frame& frame, std::uint32_t crc);
 
-// The frame that tells peers why rank `from` gives up, and whom it blames (a rank or -1). Its payload is `text`, of
+// The frame that tells a peer why this rank gives up, and whom it blames (a rank or -1). Its payload is `text`, of
 // which kMaxAbortText bytes go.
-Frame make_abort(int from, int blamed, std::string_view text);
+Frame make_abort(int blamed, std::string_view text);
 
 // What an abort frame means to its receiver: throws a Failure of the kind that `operation` tells.
 [[noreturn]] void throw_abort(const Frame& frame, const std::byte* payload);

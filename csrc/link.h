@@ -58,8 +58,8 @@ class Link {
  public:
   virtual ~Link() = default;
 
-  // Takes over a frame (magic and CRCs are filled in here) if there is room for it. The payload must stay as it is
-  // until `*sent` has grown by its length, which happens in this call or in a later one of `send` or `flush`.
+  // Takes over a frame (magic, sender and CRCs are filled in here) if there is room for it. The payload must stay as it
+  // is until `*sent` has grown by its length, which happens in this call or in a later one of `send` or `flush`.
   virtual bool send(const Frame& frame, const std::byte* payload, std::uint64_t* sent) = 0;
 
   // Goes on with frames taken over before. Returns whether anything moved.

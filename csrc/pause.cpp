@@ -40,13 +40,10 @@ void Pause::idle(std::span<Link* const> links, int peer) {
   const Clock::time_point now = Clock::now();
   if (!idle_) {
     idle_ = true;
-    since_ = checked_ = now;
+    since_ = now;
     nap_ = kFirstNap;
   }
-  if (now - checked_ >= kBetweenChecks) {
-    watch_.check(peer);
-    checked_ = now;
-  }
+  look(now, peer);
   const nanoseconds waited = now - since_;
   if (waited < kSpin) {
     relax();
@@ -58,6 +55,13 @@ void Pause::idle(std::span<Link* const> links, int peer) {
     return;
   }
   sleep(links, wakes);
+}
+
+void Pause::look(Clock::time_point now, int peer) {
+  if (checked_ == Clock::time_point()) checked_ = now;  // the first time
+  if (now - checked_ < kBetweenChecks) return;
+  watch_.check(peer);
+  checked_ = now;
 }
 
 void Pause::sleep(std::span<Link* const> links, bool wakes) {

@@ -7,6 +7,7 @@
 #include <poll.h>
 
 #include <chrono>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -19,19 +20,28 @@ class Pause {
  public:
   explicit Pause(Watch& watch) : watch_(watch) {}
 
-  // Something moved.
-  void reset() { idle_ = false; }
+  // Something moved; `peer` is the one waited for, as below.
+  void reset(int peer) {
+    idle_ = false;
+    if (++moves_ % kMovesBetweenLooks == 0) look(Clock::now(), peer);
+  }
 
   // Nothing moved on any of `links`. Calls the watch about once a millisecond, naming `peer` as the one waited for.
   void idle(std::span<Link* const> links, int peer);
 
  private:
   using Clock = std::chrono::steady_clock;
+  // A peer that keeps sending trifles must not outlive the deadline. To look at the clock each time would cost more
+  // than a small move does.
+  static constexpr std::uint32_t kMovesBetweenLooks = 256;
+
+  void look(Clock::time_point now, int peer);
   void sleep(std::span<Link* const> links, bool wakes);
 
   Watch& watch_;
   bool idle_ = false;
-  Clock::time_point since_, checked_;
+  std::uint32_t moves_ = 0;
+  Clock::time_point since_, checked_;  // when idleness began, and when the watch was last asked
   std::chrono::nanoseconds nap_{};
   std::vector<pollfd> descriptors_;
 };

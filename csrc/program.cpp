@@ -150,7 +150,7 @@ void Run::operator()() {
         if (peer.unsent + peer.unreceived > 0) moved |= turn(peer);
       }
       if (moved) {
-        pause_.reset();
+        pause_.reset(waited_for());
       } else {
         wait();
       }

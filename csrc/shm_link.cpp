@@ -45,6 +45,7 @@ bool ShmLink::send(const Frame& frame, const std::byte* payload, std::uint64_t* 
                                 std::to_string(slot_bytes_));
   }
   Frame sealed = frame;
+  sealed.from = static_cast<std::uint32_t>(rank_);
   seal(sealed, 0);
   Ring::Slot& place = slot(*out_, written_);
   std::memcpy(&place.frame, &sealed, sizeof sealed);

@@ -83,6 +83,7 @@ bool TcpLink::send(const Frame& frame, const std::byte* payload, std::uint64_t* 
     if (lane.out.busy) continue;
     turn_ = number + 1;
     lane.out.frame = frame;
+    lane.out.frame.from = static_cast<std::uint32_t>(rank_);
     seal(lane.out.frame, crc32c(0, payload, frame.length));
     lane.out.payload = payload;
     lane.out.sent = sent;

@@ -134,6 +134,23 @@ def test_the_deadline_names_who_is_waited_for(peer: Peer) -> None:
     assert (failure.kind, failure.peer) == ("timeout", 1)
 
 
+def test_a_peer_that_sends_trifles_does_not_outlive_the_deadline(peer: Peer) -> None:
+    beats = head(type=BEAT, **{"from": 1}) * 64
+    over = threading.Event()
+
+    def flood() -> None:
+        with contextlib.suppress(OSError):
+            while not over.is_set():
+                peer.sockets[0].send(beats)
+
+    thread = threading.Thread(target=flood, daemon=True)
+    thread.start()
+    assert peer.fail(0.2).kind == "timeout"
+    over.set()
+    peer.close()
+    thread.join(5)
+
+
 def test_an_abort_tells_why(peer: Peer) -> None:
     reason = "rank 3 is lost: ▲ no route".encode()
     peer.sockets[0].send(frame(reason, type=ABORT, message=3, **{"from": 1}))
