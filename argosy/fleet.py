@@ -27,12 +27,10 @@ from argosy.checkpoint.files import CheckpointError
 from argosy.checkpoint.roles import roles
 from argosy.comm.agree import check_agreement
 from argosy.comm.config import CommConfig
-from argosy.comm.gloo import GlooGroup
-from argosy.comm.group import Group, SoloGroup
+from argosy.comm.group import Group
 from argosy.comm.mean import weighted_mean
-from argosy.control.client import Client
+from argosy.comm.world import join_world
 from argosy.control.job import Job
-from argosy.control.store import CoordinatorStore
 from argosy.data.batches import BatchConfig
 from argosy.data.cursor import Cursor, Position
 from argosy.data.loader import Loader
@@ -63,7 +61,7 @@ def init(strategy: Strategy | str | Path | None = None, *, run_folder: str | Pat
     chosen = Strategy.agreed(strategy, job.strategy)
     chosen.check_workers(job.world)
     with ExitStack() as leaving:
-        group = _join(job, chosen.part(CommConfig), leaving)
+        group = join_world(job, chosen.part(CommConfig), leaving)
         return Fleet(job, chosen, group, _shared_folder(job, group, run_folder), leaving.pop_all())
 
 
@@ -93,6 +91,8 @@ class Fleet:
             threads=torch.get_num_threads(),
             strategy=strategy.to_line(),
         )
+        for name, fields in group.findings():
+            self._log.emit(name, **fields)
         atexit.register(self.close)
 
     @property
@@ -292,24 +292,6 @@ class Fleet:
         if self._job.channel is not None:
             return Channel(socket.socket(fileno=os.dup(self._job.channel)), time.monotonic).event
         return self._progress.show if self._progress is not None else None
-
-
-def _join(job: Job, config: CommConfig, leaving: ExitStack) -> Group:
-    """The group of all workers; what is to be done when it is left goes onto the stack."""
-    if job.world == 1:
-        return SoloGroup()
-    store = None
-    if not job.torchrun:
-        assert job.coordinator is not None
-        assert job.secret is not None
-        client = Client(job.coordinator, job.secret, who=f"rank {job.rank}", timeout_seconds=config.timeout_seconds)
-        leaving.callback(client.close)
-        # A script that leaves the job and joins it again must not find the keys of the first time.
-        generation = client.add(f"joined/{job.rank}", 1)
-        store = CoordinatorStore(client, f"torch/{generation}")
-    group = GlooGroup(config, job.rank, job.world, store)
-    leaving.callback(group.close)
-    return group
 
 
 def _shared_folder(job: Job, group: Group, given: str | Path | None) -> Path:

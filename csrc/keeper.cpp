@@ -128,7 +128,7 @@ std::string Keeper::silent(int* first) {
 void Keeper::tell_failure(const Failure& failure) {
   const std::lock_guard lock(mutex_);
   const std::string text = failure.what();
-  Frame frame = make_abort(rank_, failure.peer, text);
+  Frame frame = make_abort(failure.peer, text);
   frame.operation = static_cast<std::uint64_t>(failure.kind);
   for (auto& [peer, contact] : contacts_) {
     if (contact.failure || contact.left) continue;

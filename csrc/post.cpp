@@ -200,7 +200,7 @@ void Post::wait(const std::shared_ptr<Delivery>& delivery, Watch& watch) {
         moved = progress();
         if (delivery->done) break;
       }
-      moved ? pause.reset() : pause.idle(links(), delivery->peer);
+      moved ? pause.reset(delivery->peer) : pause.idle(links(), delivery->peer);
     }
   } catch (...) {
     fail_all(std::current_exception());
@@ -217,7 +217,7 @@ void Post::drain(Watch& watch) {
         const std::lock_guard lock(mutex_);
         moved = progress();
       }
-      moved ? pause.reset() : pause.idle(links(), -1);
+      moved ? pause.reset(-1) : pause.idle(links(), -1);
     }
   } catch (...) {
     fail_all(std::current_exception());

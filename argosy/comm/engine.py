@@ -19,7 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import closing
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from argosy.comm.pending import DONE, Pending
 from argosy.comm.plans import DIRECT, NUMBERS, make_plan
 from argosy.comm.rendezvous import Meeting, meet
 from argosy.comm.schedule import Collective
-from argosy.comm.select import Selector
+from argosy.comm.select import Selector, links_event
 from argosy.comm.topology import Topology
 from argosy.comm.trials import Trials
 from argosy.control.secret import Secret
@@ -61,6 +61,7 @@ _PLANNED = {
     _REDUCE: Collective.REDUCE,
     _BARRIER: Collective.ALL_REDUCE,
 }
+_TOLD_BYTES = (1 << 10, 1 << 13, 1 << 16, 1 << 20, 1 << 23, 1 << 26)
 _OPS = {name: number for number, name in enumerate(("sum", "avg", "min", "max", "prod", "band", "bor", "bxor"))}
 _REDUCED = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64)
 _REDUCED_TOO = (torch.int8, torch.uint8, torch.int16)
@@ -127,6 +128,14 @@ class EngineGroup(Group):
                 topology = measure(self.rank, self.hosts, trials.exchange, trials.reduce_inside, gather)
             self.selector = Selector(topology, self._forced)
         return self.selector.topology
+
+    def findings(self) -> list[tuple[str, dict[str, Any]]]:
+        """The links as measured, and for some sizes the algorithm that is chosen, with the reason."""
+        told = [("links", links_event(self.selector.topology))]
+        for size_bytes in _TOLD_BYTES:
+            choice = self.selector.choose(Collective.ALL_REDUCE, size_bytes)
+            told.append(("algorithm", choice.event(Collective.ALL_REDUCE, size_bytes)))
+        return told
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """A tensor in memory that all ranks of the host map, filled with zeros; it is given back with the tensor."""

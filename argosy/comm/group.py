@@ -1,15 +1,14 @@
 """A group of workers that exchange tensors: the interface that every way to train is written against.
 
-Small on purpose. `EngineGroup` is the fast implementation, `GlooGroup` the plain one over torch.distributed,
-`SoloGroup` a world of one. Tensors are contiguous and on the CPU; operations work in place, are called by all members
-in the same order, and leave the same bits on every member. They return when they are done; `wait=False` only starts
-them, and what they return is then waited for.
+Small on purpose. `EngineGroup` is the implementation, `SoloGroup` a world of one. Tensors are contiguous and on the
+CPU; operations work in place, are called by all members in the same order, and leave the same bits on every member.
+They return when they are done; `wait=False` only starts them, and what they return is then waited for.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -44,6 +43,10 @@ class Group(ABC):
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """A tensor where this group reduces it fastest."""
         return torch.empty(shape, dtype=dtype)
+
+    def findings(self) -> list[tuple[str, dict[str, Any]]]:
+        """Events that tell what the group has found out about its links, and what it does about it."""
+        return []
 
     @abstractmethod
     def close(self) -> None:
