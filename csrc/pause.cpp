@@ -15,9 +15,9 @@ using std::chrono::nanoseconds;
 // [Note: how to wait]
 // Spinning is for the answer that is on its way from another core. It is short: with more ranks than cores, the one
 // that is waited for may need this very core. Giving way costs less than a microsecond if nobody else wants the core,
-// so it is as good as spinning then, and lets the others work if they do. Sleeping is for long waits. The kernel wakes
-// a sleeper when a socket has something, so with sockets alone it may come early and last; a ring wakes nobody, so
-// there it comes late and is short.
+// so it is as good as spinning then, and lets the other ranks work if they do; these soon give way in turn. Sleeping is
+// for long waits. The kernel wakes a sleeper when a socket has something, so with sockets alone it may come early and
+// last; a ring wakes nobody, so there it comes late and is short.
 constexpr nanoseconds kSpin = microseconds(3);
 constexpr nanoseconds kYieldForSockets = microseconds(100), kYieldForMemory = microseconds(1000);
 constexpr nanoseconds kFirstNap = microseconds(50), kLastNapForSockets = milliseconds(50),
