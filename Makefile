@@ -7,7 +7,7 @@ NATIVE_SOURCES := $(wildcard csrc/*.cpp csrc/*.h)
 say     = @printf '\033[1m==> %s\033[0m\n' "$(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format clean
+.PHONY: help demo test bench check format clean
 
 help:  ## show the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -19,6 +19,10 @@ demo: $(VENV)/.ready  ## train a small CNN with 1 worker, then with 2, and compa
 test: $(VENV)/.ready  ## run all tests
 	$(call say,running the tests)
 	@$(BIN)/python -m pytest $(ARGS)
+
+bench: $(VENV)/.ready  ## measure all-reduce, us and the peers, into bench/results (as root: between hosts too)
+	$(call say,measuring all-reduce)
+	@$(BIN)/python bench/allreduce.py --json bench/results/allreduce.json $(ARGS)
 
 check: $(VENV)/.ready  ## lint, types, layering
 	$(call say,ruff)

@@ -83,7 +83,7 @@ def backward_twice_with_buffers(fleet):
 
 def held_iterator(fleet):
     """A batch of another loader now and then, from an iterator that is never finished."""
-    model, optimizer, loader = parts(fleet, batch_size=4, samples=18)
+    model, _optimizer, loader = parts(fleet, batch_size=4, samples=18)
     held = iter(fleet.distribute(DataLoader(TensorDataset(torch.ones(64, 3)), batch_size=16)))
     for step, (x, y) in enumerate(loader):
         if step == 1:
@@ -105,7 +105,7 @@ def two_optimizers(fleet):
 
 def leave(fleet):
     """Threads of Gloo that outlive the group may abort the process while the interpreter ends."""
-    model, optimizer, loader = parts(fleet)
+    _model, _optimizer, loader = parts(fleet)
     for x, y in loader:
         fleet.step(x, y, mse_loss)
     fleet.close()

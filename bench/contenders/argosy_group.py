@@ -1,0 +1,48 @@
+"""Argosy's own group: tensors that it allocated (`group.empty`), reduced in place, by the algorithm asked for."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from argosy.comm.engine import EngineGroup
+from serving import Operation, Seat, serve
+from torch_tensors import all_reduce_of
+
+from argosy.comm.config import CommConfig
+from argosy.control.secret import Secret
+
+
+def main() -> None:
+    seat = Seat.from_arguments()
+    torch.set_num_threads(1)
+    where, port = seat.store.rsplit(":", 1)
+    patience = timedelta(seconds=60)
+    store = dist.TCPStore(where, int(port), seat.size, is_master=seat.rank == 0, timeout=patience)
+    secret = Secret.from_hex(os.environ["ARGOSY_SECRET"])
+    groups: dict[str, EngineGroup] = {}
+
+    def join(algorithm: str) -> EngineGroup:
+        if algorithm not in groups:
+            config = CommConfig(timeout_seconds=60, algorithm=algorithm)
+            groups[algorithm] = EngineGroup.join(
+                store, seat.rank, seat.size, config=config, secret=secret, host_id=seat.host_id, name=algorithm
+            )
+        return groups[algorithm]
+
+    def make(wanted: dict[str, Any]) -> Operation:
+        group = join(wanted.get("algorithm", "auto"))
+        tensor = group.empty(wanted["bytes"] // 4, dtype=torch.float32)
+        return all_reduce_of(tensor, seat.rank, seat.size, lambda x: group.all_reduce(x, "sum"), group.barrier)
+
+    def leave() -> None:
+        for group in groups.values():
+            group.close()
+
+    serve(seat, make, leave)
+
+
+main()

@@ -1,0 +1,88 @@
+"""Hosts that are network namespaces: joined by a veth pair if there are two, by a bridge if there are more.
+
+A limit holds for each host's link and each direction by itself: the host's own end shapes what it sends, the other end
+what it receives. tbf, because it is in every kernel. Its burst is what a link lets through at once after a rest: a
+small one keeps short transfers honest. Its queue is long, so that nothing is dropped.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from crew import Place
+
+DEVICE = "eth0"  # of every host
+
+
+class NoNetwork(Exception):
+    """Namespaces cannot be made here."""
+
+
+def possible() -> str | None:
+    """Why namespaces cannot be made here, if so."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    return f"{' and '.join(missing)} not found: install iproute2" if missing else None
+
+
+@contextmanager
+def network(hosts: int, per_host: int, mbits: float | None) -> Iterator[list[Place]]:
+    """Make hosts with a limit on each link, if any; the place of each rank. All is removed at the end."""
+    tag = f"argosy-{uuid.uuid4().hex[:6]}"
+    names = [f"{tag}-{number}" for number in range(hosts)]
+    switch = f"{tag}-switch"
+    made: list[str] = []
+    try:
+        for name in [*names, switch] if hosts > 2 else names:
+            _run("ip", "netns", "add", name)
+            made.append(name)
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+        _wire(names, switch)
+        for number, name in enumerate(names):
+            _run("ip", "-n", name, "address", "add", f"10.214.9.{number + 1}/24", "dev", DEVICE)
+            _run("ip", "-n", name, "link", "set", DEVICE, "up")
+            if mbits is not None:
+                _limit(name, DEVICE, mbits)
+                if hosts > 2:
+                    _limit(switch, f"port{number}", mbits)
+        yield [
+            Place(("ip", "netns", "exec", name), f"10.214.9.{number + 1}", name)
+            for number, name in enumerate(names)
+            for _ in range(per_host)
+        ]
+    finally:
+        for name in made:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True, timeout=30)
+
+
+def _wire(names: list[str], switch: str) -> None:
+    if len(names) == 2:
+        ends = ["name", DEVICE, "netns", names[1]]
+        _run("ip", "link", "add", DEVICE, "netns", names[0], "type", "veth", "peer", *ends)
+        return
+    _run("ip", "-n", switch, "link", "add", "bridge0", "type", "bridge")
+    _run("ip", "-n", switch, "link", "set", "bridge0", "up")
+    for number, name in enumerate(names):
+        ends = ["name", f"port{number}", "netns", switch]
+        _run("ip", "link", "add", DEVICE, "netns", name, "type", "veth", "peer", *ends)
+        _run("ip", "-n", switch, "link", "set", f"port{number}", "master", "bridge0", "up")
+
+
+def _limit(name: str, device: str, mbits: float) -> None:
+    # A millisecond of burst, and room for the largest packet that leaves a socket: were it smaller, the kernel would
+    # cut packets on the cores that are to be measured.
+    burst = max(68_000, int(mbits * 1e6 / 8 * 0.001))
+    words = ["rate", f"{mbits:g}mbit", "burst", str(burst), "limit", str(32 << 20)]
+    _run("tc", "-n", name, "qdisc", "add", "dev", device, "root", "tbf", *words)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
+    if done.returncode != 0:
+        raise NoNetwork(f"{' '.join(command)}: {done.stderr.strip()}")
