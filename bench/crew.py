@@ -62,14 +62,14 @@ class Crew:
         try:
             self._start(contender, places)
         except BaseException:
-            self.close()
+            self.close(patience_seconds=0.0)
             raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+        self.close(patience_seconds=0.0 if error else 5.0)
 
     def ask(self, operation: Mapping[str, Any], warmup: int, iterations: int, deadline_seconds: float) -> list[Any]:
         """Have all ranks time an operation; their answers, by rank."""
@@ -90,12 +90,12 @@ class Crew:
                 answers[waiting[line]] = answer
         return [answers[rank] for rank in range(self._size)]
 
-    def close(self) -> None:
-        """Let the processes leave; those that do not are killed."""
+    def close(self, patience_seconds: float) -> None:
+        """Let the processes leave; those that do not in this time are killed."""
         for line in self._lines:
             with suppress(OSError):
                 line.sendall(b'"leave"\n')
-        end = time.monotonic() + 5
+        end = time.monotonic() + patience_seconds
         for process in self._started:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, end - time.monotonic()))
