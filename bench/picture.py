@@ -11,6 +11,7 @@ from harness import Report, Row, in_bytes, in_time
 # Ours in blue, the peers each in a colour of its own, limits grey and dashed.
 STYLES: dict[str, dict[str, Any]] = {
     "Argosy": {"color": "#08519c", "linewidth": 2.2},
+    "Argosy, in place, hierarchical": {"color": "#08519c", "linestyle": "--"},
     "Argosy, torch": {"color": "#4292c6", "linewidth": 2.2},
     "Gloo": {"color": "#d94801"},
     "Intel MPI": {"color": "#238b45"},
@@ -18,6 +19,8 @@ STYLES: dict[str, dict[str, Any]] = {
     "Open MPI": {"color": "#807dba"},
     "plain TCP": {"color": "#737373", "linestyle": "--"},
     "memory": {"color": "#737373", "linestyle": ":"},
+    "memory: add": {"color": "#252525", "linestyle": ":"},
+    "memory: copy": {"color": "#bdbdbd", "linestyle": ":"},
 }
 MARKS = {"ring": "o", "halving_doubling": "s", "binary_blocks": "D", "tree": "^", "hierarchical": "P"}
 
