@@ -62,7 +62,7 @@ void Crew::add(int rank, pid_t pid, Mapping mapping) {
   const bool crowded = static_cast<int>(members_.size()) > usable_cores();
   spins_ = crowded ? 20 : 400;
   yields_ = 200;
-  chunk_bytes_ = std::size_t{1} << 20;
+  chunk_bytes_ = std::size_t{512} << 10;
 }
 
 void Crew::advance() {
@@ -71,8 +71,17 @@ void Crew::advance() {
   if (mine.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(mine.stage);
 }
 
+std::byte* Crew::slot(std::size_t bytes) {
+  const std::size_t lines = (bytes + 63) / 64 * 64;
+  // A slot is a third of the window at most: if it does not fit behind the last one, there is room for it before that.
+  next_ = end_ + lines <= kWindowBytes ? end_ : 0;
+  end_ = next_ + lines;
+  return window(me_) + next_;
+}
+
 void Crew::meet(Watch& watch) {
   advance();
+  shown_ = next_;
   for (std::size_t member = 0; member < members_.size(); ++member) {
     if (!has_come(member, std::memory_order_acquire)) await(member, watch);
   }

@@ -42,7 +42,7 @@ bool Local::all_in_heaps() const {
 }
 
 void Local::reduce_small(const Notice& notice, Reduction reduction, std::byte* data, std::size_t count) {
-  std::memcpy(crew_.slot(), data, count * reduction.element_bytes);
+  std::memcpy(crew_.slot(count * reduction.element_bytes), data, count * reduction.element_bytes);
   crew_.meet(notice, watch_);
   Sources sources;
   for (std::size_t member = 0; member < crew_.size(); ++member) sources.address[member] = crew_.shown(member);
@@ -78,20 +78,21 @@ void Local::reduce_in_place(Reduction reduction, std::size_t count) {
 void Local::reduce_staged(Reduction reduction, std::byte* data, std::size_t count) {
   const std::size_t members = crew_.size(), me = crew_.me(), element = reduction.element_bytes;
   const Parts parts{count, members};
-  const std::size_t width = at_least_one(crew_.chunk_bytes() / members / element), stride = width * element;
+  const std::size_t most = at_least_one(crew_.chunk_bytes() / members / element);
+  const std::size_t width = std::min(most, parts.longest()), stride = width * element;
   const auto part = [&](std::size_t owner, std::size_t done) { return data + (parts.begin(owner) + done) * element; };
   const auto bytes = [&](std::size_t owner, std::size_t done) {
     const std::size_t length = parts.length(owner);
     return done < length ? std::min(width, length - done) * element : 0;
   };
-  const auto give = [&](std::size_t done) {
-    std::byte* const slot = crew_.slot();
+  const auto give = [&](std::byte* slot, std::size_t done) {
     for (std::size_t owner = 0; owner < members; ++owner) {
       if (owner != me) std::memcpy(slot + owner * stride, part(owner, done), bytes(owner, done));
     }
   };
   Sources sources;
-  give(0);
+  const std::size_t slot_bytes = (members + 1) * stride;
+  give(crew_.slot(slot_bytes), 0);
   for (std::size_t done = 0; done < parts.longest(); done += width) {
     crew_.meet(watch_);
     for (std::size_t member = 0; member < members; ++member) {
@@ -103,13 +104,13 @@ void Local::reduce_staged(Reduction reduction, std::byte* data, std::size_t coun
         std::memcpy(part(owner, done - width), crew_.shown(owner) + members * stride, bytes(owner, done - width));
       }
     }
-    std::byte* const next = crew_.slot();
+    std::byte* const next = crew_.slot(slot_bytes);
     const std::size_t mine = bytes(me, done);
     if (mine > 0) {
       reduction.kernel(part(me, done), sources.address, members, mine / element);
       std::memcpy(next + members * stride, part(me, done), mine);
     }
-    if (done + width < parts.longest()) give(done + width);
+    if (done + width < parts.longest()) give(next, done + width);
   }
   const std::size_t last = (parts.longest() - 1) / width * width;
   crew_.meet(watch_);
@@ -121,11 +122,11 @@ void Local::reduce_staged(Reduction reduction, std::byte* data, std::size_t coun
 
 void Local::reduce_parts(const Notice& notice, Reduction reduction, const std::byte* in, Parts parts, std::byte* out) {
   const std::size_t members = crew_.size(), me = crew_.me(), element = reduction.element_bytes;
-  const std::size_t width = at_least_one(crew_.chunk_bytes() / parts.parts / element), stride = width * element;
-  const std::size_t longest = parts.longest();
+  const std::size_t most = at_least_one(crew_.chunk_bytes() / parts.parts / element), longest = parts.longest();
+  const std::size_t width = at_least_one(std::min(most, longest)), stride = width * element;
   Sources sources;
   for (std::size_t done = 0; done == 0 || done < longest; done += width) {
-    std::byte* const slot = crew_.slot();
+    std::byte* const slot = crew_.slot(parts.parts * stride);
     for (std::size_t owner = 0; owner < parts.parts; ++owner) {
       const std::size_t length = parts.length(owner);
       if (owner == me || done >= length) continue;
@@ -152,9 +153,10 @@ void Local::gather_parts(const Notice& notice, std::size_t element, const std::b
       return done < length ? std::min(width, length - done) * element : 0;
     };
     const auto place = [&](std::size_t owner) { return out + (parts.begin(owner) + done) * element; };
+    std::byte* const slot = crew_.slot(std::min(width, longest) * element);
     if (me < parts.parts && bytes(me) > 0) {
       const std::byte* const given = mine + done * element;
-      std::memcpy(crew_.slot(), given, bytes(me));
+      std::memcpy(slot, given, bytes(me));
       if (place(me) != given) std::memcpy(place(me), given, bytes(me));
     }
     done == 0 ? crew_.meet(notice, watch_) : crew_.meet(watch_);
@@ -176,7 +178,7 @@ void Local::reduce(const Notice& notice, Reduction reduction, std::byte* data, s
       const std::size_t length = parts.length(owner);
       return done < length ? std::min(width, length - done) * element : 0;
     };
-    std::memcpy(crew_.slot(), own.data() + done * element, bytes(me));
+    std::memcpy(crew_.slot(std::min(width, parts.longest()) * element), own.data() + done * element, bytes(me));
     crew_.meet(watch_);
     if (me != root) continue;
     for (std::size_t owner = 0; owner < members; ++owner) {
@@ -190,7 +192,8 @@ void Local::broadcast(const Notice& notice, std::byte* data, std::size_t bytes, 
   const std::size_t chunk = crew_.chunk_bytes();
   for (std::size_t done = 0; done == 0 || done < bytes; done += chunk) {
     const std::size_t width = std::min(chunk, bytes - done);
-    if (crew_.me() == root) std::memcpy(crew_.slot(), data + done, width);
+    std::byte* const slot = crew_.slot(width);
+    if (crew_.me() == root) std::memcpy(slot, data + done, width);
     done == 0 ? crew_.meet(notice, watch_) : crew_.meet(watch_);
     if (crew_.me() != root) std::memcpy(data + done, crew_.shown(root), width);
   }
@@ -200,7 +203,8 @@ void Local::gather(const Notice& notice, const std::byte* in, std::byte* out, st
   const std::size_t chunk = crew_.chunk_bytes();
   for (std::size_t done = 0; done == 0 || done < bytes; done += chunk) {
     const std::size_t width = std::min(chunk, bytes - done);
-    if (crew_.me() != root) std::memcpy(crew_.slot(), in + done, width);
+    std::byte* const slot = crew_.slot(width);
+    if (crew_.me() != root) std::memcpy(slot, in + done, width);
     done == 0 ? crew_.meet(notice, watch_) : crew_.meet(watch_);
     if (crew_.me() != root) continue;
     for (std::size_t member = 0; member < crew_.size(); ++member) {
@@ -210,12 +214,13 @@ void Local::gather(const Notice& notice, const std::byte* in, std::byte* out, st
 }
 
 void Local::scatter(const Notice& notice, const std::byte* in, std::byte* out, std::size_t bytes, std::size_t root) {
-  const std::size_t chunk = at_least_one(crew_.chunk_bytes() / crew_.size());
+  const std::size_t chunk = at_least_one(std::min(crew_.chunk_bytes() / crew_.size(), bytes));
   for (std::size_t done = 0; done == 0 || done < bytes; done += chunk) {
     const std::size_t width = std::min(chunk, bytes - done);
+    std::byte* const slot = crew_.slot(crew_.size() * chunk);
     if (crew_.me() == root) {
       for (std::size_t member = 0; member < crew_.size(); ++member) {
-        std::byte* const to = member == root ? out + done : crew_.slot() + member * chunk;
+        std::byte* const to = member == root ? out + done : slot + member * chunk;
         std::memcpy(to, in + member * bytes + done, width);
       }
     }
@@ -226,9 +231,9 @@ void Local::scatter(const Notice& notice, const std::byte* in, std::byte* out, s
 
 void Local::all_to_all(Notice notice, const std::byte* in, std::span<const std::size_t> in_bytes, std::byte* out,
                        std::span<const std::size_t> out_bytes) {
-  const std::size_t members = crew_.size(), me = crew_.me(), chunk = at_least_one(crew_.chunk_bytes() / members);
+  const std::size_t members = crew_.size(), me = crew_.me();
   // Sizes first: they may differ for every pair, and how many chunks there are depends on the largest of all.
-  std::memcpy(crew_.slot(), in_bytes.data(), in_bytes.size_bytes());
+  std::memcpy(crew_.slot(in_bytes.size_bytes()), in_bytes.data(), in_bytes.size_bytes());
   crew_.meet(notice, watch_);
   std::size_t largest = 0;
   for (std::size_t member = 0; member < members; ++member) {
@@ -249,10 +254,12 @@ void Local::all_to_all(Notice notice, const std::byte* in, std::span<const std::
     from[member] = in, to[member] = out;
     in += in_bytes[member], out += out_bytes[member];
   }
+  const std::size_t chunk = at_least_one(std::min(crew_.chunk_bytes() / members, largest));
   for (std::size_t done = 0; done < largest; done += chunk) {
     const auto part = [&](std::size_t bytes) { return done < bytes ? std::min(chunk, bytes - done) : 0; };
+    std::byte* const slot = crew_.slot(members * chunk);
     for (std::size_t member = 0; member < members; ++member) {
-      std::byte* const place = member == me ? to[me] : crew_.slot() + member * chunk - done;
+      std::byte* const place = member == me ? to[me] : slot + member * chunk - done;
       std::memcpy(place + done, from[member] + done, part(in_bytes[member]));
     }
     crew_.meet(watch_);
