@@ -11,7 +11,7 @@ namespace {
 // Up to this size, of all ranks together, every rank reduces everything itself: one meeting instead of three.
 constexpr std::size_t kSmallBytes = 16 << 10;
 // What is reduced at a time before it is copied to the others, out of the nearest cache.
-constexpr std::size_t kStripBytes = 32 << 10;
+constexpr std::size_t kStripBytes = 8 << 10;
 constexpr std::size_t kMaxMembers = 1024;
 
 std::size_t at_least_one(std::size_t number) { return std::max<std::size_t>(number, 1); }
@@ -30,13 +30,20 @@ void Local::all_reduce(Notice notice, Reduction reduction, std::byte* data, std:
   if (bytes * crew_.size() <= kSmallBytes) return reduce_small(notice, reduction, data, count);
   if (heap_.holds(data, bytes)) notice.offset = static_cast<std::uint64_t>(data - heap_.base());
   crew_.meet(notice, watch_);
-  if (all_in_heaps()) return reduce_in_place(reduction, count);
+  if (find_tensors()) return reduce_in_place(reduction, count);
   reduce_staged(reduction, data, count);
 }
 
-bool Local::all_in_heaps() const {
+// After the first meeting of an operation: where the members' tensors are. False if one of them is not in its heap.
+bool Local::find_tensors() {
+  tensors_.resize(crew_.size());
   for (std::size_t member = 0; member < crew_.size(); ++member) {
-    if (crew_.notice(member).offset == Notice::kElsewhere) return false;
+    const std::uint64_t offset = crew_.notice(member).offset;
+    if (offset == Notice::kElsewhere) {
+      tensors_.clear();
+      return false;
+    }
+    tensors_[member] = crew_.base(member) + offset;
   }
   return true;
 }
@@ -50,26 +57,48 @@ void Local::reduce_small(const Notice& notice, Reduction reduction, std::byte* d
 }
 
 void Local::reduce_in_place(Reduction reduction, std::size_t count) {
-  const std::size_t members = crew_.size(), me = crew_.me(), element = reduction.element_bytes;
-  std::byte* tensors[kMaxMembers];
-  for (std::size_t member = 0; member < members; ++member) {
-    tensors[member] = crew_.base(member) + crew_.notice(member).offset;
-  }
   // Slices end between cache lines, if the tensors begin at one: two ranks do not write the same line.
-  const std::size_t line = 64 / element;
-  const Parts parts{(count + line - 1) / line, members};
-  const std::size_t end = std::min(parts.begin(me + 1) * line, count);
+  const std::size_t line = 64 / reduction.element_bytes;
+  const Parts parts{(count + line - 1) / line, crew_.size()};
+  const std::size_t begin = parts.begin(crew_.me()) * line, end = parts.begin(crew_.me() + 1) * line;
+  reduce_range(reduction, begin, std::min(end, count), true);
+  crew_.meet(watch_);
+}
+
+// Reduces a range of all members' tensors into this one's, and writes the result back into all of them if told so.
+void Local::reduce_range(Reduction reduction, std::size_t begin, std::size_t end, bool write_back) {
+  const std::size_t members = crew_.size(), me = crew_.me(), element = reduction.element_bytes;
   Sources sources;
-  for (std::size_t begin = parts.begin(me) * line; begin < end;) {
-    const std::size_t width = std::min(end - begin, kStripBytes / element);
-    for (std::size_t member = 0; member < members; ++member)
-      sources.address[member] = tensors[member] + begin * element;
-    std::byte* const mine = tensors[me] + begin * element;
-    reduction.kernel(mine, sources.address, members, width);
-    for (std::size_t member = 0; member < members; ++member) {
-      if (member != me) std::memcpy(tensors[member] + begin * element, mine, width * element);
+  while (begin < end) {
+    const std::size_t width = std::min(end - begin, kStripBytes / element), at = begin * element;
+    for (std::size_t member = 0; member < members; ++member) sources.address[member] = tensors_[member] + at;
+    reduction.kernel(tensors_[me] + at, sources.address, members, width);
+    for (std::size_t member = 0; write_back && member < members; ++member) {
+      if (member != me) std::memcpy(tensors_[member] + at, tensors_[me] + at, width * element);
     }
     begin += width;
+  }
+}
+
+void Local::reduce_to_owners(Notice notice, Reduction reduction, std::byte* data, Parts parts) {
+  const std::size_t me = crew_.me(), element = reduction.element_bytes;
+  if (heap_.holds(data, parts.count * element)) notice.offset = static_cast<std::uint64_t>(data - heap_.base());
+  crew_.meet(notice, watch_);
+  const bool owner = me < parts.parts;
+  if (find_tensors()) {
+    if (owner) reduce_range(reduction, parts.begin(me), parts.begin(me + 1), false);
+    return;
+  }
+  reduce_parts(notice, reduction, data, parts, owner ? data + parts.begin(me) * element : nullptr);
+}
+
+void Local::take_from_owners(const Notice& notice, std::size_t element, std::byte* data, Parts parts) {
+  const std::size_t me = crew_.me();
+  const bool owner = me < parts.parts;
+  const std::size_t at = owner ? parts.begin(me) * element : 0;
+  if (tensors_.empty()) return gather_parts(notice, element, owner ? data + at : nullptr, parts, data);
+  for (std::size_t member = 0; owner && member < crew_.size(); ++member) {
+    if (member != me) std::memcpy(tensors_[member] + at, data + at, parts.length(me) * element);
   }
   crew_.meet(watch_);
 }

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "crew.h"
 #include "reduce_types.h"
@@ -29,8 +30,6 @@ class Local {
  public:
   Local(Crew& crew, const Heap& heap, Watch& watch) : crew_(crew), heap_(heap), watch_(watch) {}
 
-  std::size_t me() const { return crew_.me(); }
-
   struct Reduction {
     ReduceKernel kernel;
     std::size_t element_bytes;
@@ -47,6 +46,11 @@ class Local {
   void all_to_all(Notice notice, const std::byte* in, std::span<const std::size_t> in_bytes, std::byte* out,
                   std::span<const std::size_t> out_bytes);
 
+  // The two halves of an all-reduce, between which the owners of the parts reduce them with other hosts: first member
+  // p < parts ends with the sum of part p, in its place; then all take all parts from their owners.
+  void reduce_to_owners(Notice notice, Reduction reduction, std::byte* data, Parts parts);
+  void take_from_owners(const Notice& notice, std::size_t element_bytes, std::byte* data, Parts parts);
+
   // Member p < parts ends with the sum of part p, at `out`; `in` stays as it is, unless `out` is in it.
   void reduce_parts(const Notice& notice, Reduction reduction, const std::byte* in, Parts parts, std::byte* out);
   // Member p < parts gives part p, which stands at `mine`; all end with all parts in `out`.
@@ -56,12 +60,14 @@ class Local {
  private:
   void reduce_small(const Notice& notice, Reduction reduction, std::byte* data, std::size_t count);
   void reduce_in_place(Reduction reduction, std::size_t count);
+  void reduce_range(Reduction reduction, std::size_t begin, std::size_t end, bool write_back);
   void reduce_staged(Reduction reduction, std::byte* data, std::size_t count);
-  bool all_in_heaps() const;
+  bool find_tensors();
 
   Crew& crew_;
   const Heap& heap_;
   Watch& watch_;
+  std::vector<std::byte*> tensors_;  // of all members, if all are in heaps
 };
 
 }  // namespace argosy

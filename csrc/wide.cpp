@@ -122,11 +122,9 @@ void Wide::all_reduce(const Context& context) {
 
 void Wide::hierarchical(const Context& context, const Plan& chosen, const Request& request) {
   const Parts parts{context.count, chosen.owners};
-  const std::size_t me = context.local.me();
-  std::byte* const mine = me < chosen.owners ? request.out + parts.begin(me) * context.element : nullptr;
-  context.local.reduce_parts(context.notice, {context.kernel, context.element}, request.out, parts, mine);
+  context.local.reduce_to_owners(context.notice, {context.kernel, context.element}, request.out, parts);
   go(steps(chosen, request.out, context.count, context.element), context);
-  context.local.gather_parts(context.notice, context.element, mine, parts, request.out);
+  context.local.take_from_owners(context.notice, context.element, request.out, parts);
 }
 
 void Wide::reduce(const Context& context) {
