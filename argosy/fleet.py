@@ -106,6 +106,11 @@ class Fleet:
         return self._group.size
 
     @property
+    def group(self) -> Group:
+        """The workers as a group that exchanges tensors: the low-level primitives, see docs/primitives.md."""
+        return self._group
+
+    @property
     def is_first(self) -> bool:
         """Whether this is worker 0: the one that prints and writes files."""
         return self.rank == 0

@@ -21,7 +21,7 @@ class CommConfig(Config):
 
     timeout_seconds: float = 300.0
     algorithm: AlgorithmName = "auto"
-    sockets: int = 4
+    sockets: int = 2
 
     def check(self) -> None:
         """Refuse a deadline that has passed before it starts, and sockets that do not help."""
@@ -30,4 +30,4 @@ class CommConfig(Config):
         if self.timeout_seconds <= 0:
             raise ConfigError("timeout_seconds", self.timeout_seconds, "a wait needs some time: say 300 for 5 minutes")
         if not 1 <= self.sockets <= MAX_SOCKETS:
-            raise ConfigError("sockets", self.sockets, f"expected 1 to {MAX_SOCKETS}: 4 fill most networks")
+            raise ConfigError("sockets", self.sockets, f"expected 1 to {MAX_SOCKETS}: 2 fill most networks")

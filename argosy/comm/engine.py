@@ -27,6 +27,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from argosy._native import Delivery, Engine, EngineError, Ticket
 from argosy.comm.config import CommConfig
+from argosy.comm.elements import OPS, check_sizes, movable, reducible
 from argosy.comm.errors import Aborted, CommError, Corrupted, DeadlinePassed, Mismatch, PeerLost
 from argosy.comm.group import Group, Op
 from argosy.comm.measure import measure
@@ -39,18 +40,7 @@ from argosy.comm.topology import Topology
 from argosy.comm.trials import Trials
 from argosy.control.secret import Secret
 
-# In the order of the native enums.
-_COLLECTIVES = (
-    "all_reduce",
-    "reduce_scatter",
-    "all_gather",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "all_to_all",
-    "barrier",
-)
+# In the order of the native enum.
 (_ALL_REDUCE, _REDUCE_SCATTER, _ALL_GATHER, _BROADCAST, _REDUCE, _GATHER, _SCATTER, _ALL_TO_ALL, _BARRIER) = range(9)
 # A barrier is an all-reduce of next to nothing. Gathering, scattering and all-to-all need no plan.
 _PLANNED = {
@@ -62,12 +52,7 @@ _PLANNED = {
     _BARRIER: Collective.ALL_REDUCE,
 }
 _TOLD_BYTES = (1 << 10, 1 << 13, 1 << 16, 1 << 20, 1 << 23, 1 << 26)
-_OPS = {name: number for number, name in enumerate(("sum", "avg", "min", "max", "prod", "band", "bor", "bxor"))}
-_REDUCED = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64)
-_REDUCED_TOO = (torch.int8, torch.uint8, torch.int16)
-_MOVED = (torch.bool, torch.complex64, torch.complex128)
-_DTYPES: dict[torch.dtype, int] = {dtype: n for n, dtype in enumerate((*_REDUCED, *_REDUCED_TOO, *_MOVED))}
-_RAW = {1: 12, 2: 13, 4: 14, 8: 15}  # types that are only moved, by the bytes of an element
+_NOTHING = torch.empty(0)
 
 
 class EngineGroup(Group):
@@ -149,19 +134,19 @@ class EngineGroup(Group):
     def all_reduce(self, tensor: Tensor, op: Op = "sum", *, wait: bool = True) -> Pending:
         """Replace `tensor` on every member by the members' tensors combined."""
         pointer = tensor.data_ptr()
-        return self._run(wait, _ALL_REDUCE, _reducible(tensor, op), _OPS[op], 0, pointer, pointer, tensor)
+        return self._run(wait, _ALL_REDUCE, reducible(tensor, op), OPS[op], 0, pointer, pointer, tensor)
 
     def broadcast(self, tensor: Tensor, root: int = 0, *, wait: bool = True) -> Pending:
         """Replace `tensor` on every member by that of `root`."""
         self._check_rank(root)
         pointer = tensor.data_ptr()
-        return self._run(wait, _BROADCAST, _movable(tensor), 0, root, pointer, pointer, tensor)
+        return self._run(wait, _BROADCAST, movable(tensor), 0, root, pointer, pointer, tensor)
 
     def reduce(self, tensor: Tensor, root: int = 0, op: Op = "sum", *, wait: bool = True) -> Pending:
         """Replace `tensor` on `root` by the members' tensors combined; the others keep theirs."""
         self._check_rank(root)
         pointer = tensor.data_ptr()
-        return self._run(wait, _REDUCE, _reducible(tensor, op), _OPS[op], root, pointer, pointer, tensor)
+        return self._run(wait, _REDUCE, reducible(tensor, op), OPS[op], root, pointer, pointer, tensor)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all members, by rank. They have the same shape and type."""
@@ -171,14 +156,14 @@ class EngineGroup(Group):
 
     def all_gather_into(self, out: Tensor, tensor: Tensor, *, wait: bool = True) -> Pending:
         """Fill `out` with the tensors of all members, one after the other, by rank."""
-        _check_sizes("out", out, tensor, self.size)
-        return self._run(wait, _ALL_GATHER, _movable(tensor), 0, 0, tensor.data_ptr(), out.data_ptr(), tensor, out)
+        check_sizes("out", out, tensor, self.size)
+        return self._run(wait, _ALL_GATHER, movable(tensor), 0, 0, tensor.data_ptr(), out.data_ptr(), tensor, out)
 
     def reduce_scatter(self, out: Tensor, tensor: Tensor, op: Op = "sum", *, wait: bool = True) -> Pending:
         """Combine the members' tensors, cut the result into as many parts as there are ranks; `out` is this one's."""
-        _check_sizes("tensor", tensor, out, self.size)
-        dtype = _reducible(tensor, op)
-        return self._run(wait, _REDUCE_SCATTER, dtype, _OPS[op], 0, tensor.data_ptr(), out.data_ptr(), out, tensor)
+        check_sizes("tensor", tensor, out, self.size)
+        dtype = reducible(tensor, op)
+        return self._run(wait, _REDUCE_SCATTER, dtype, OPS[op], 0, tensor.data_ptr(), out.data_ptr(), out, tensor)
 
     def gather(self, out: Tensor | None, tensor: Tensor, root: int = 0, *, wait: bool = True) -> Pending:
         """Fill `out` on `root` with the tensors of all members, by rank; the others give None for it."""
@@ -187,9 +172,9 @@ class EngineGroup(Group):
         if self.rank == root:
             if out is None:
                 raise ValueError("gather: the root gives the tensor that is filled, and it is None")
-            _check_sizes("out", out, tensor, self.size)
+            check_sizes("out", out, tensor, self.size)
             pointer = out.data_ptr()
-        return self._run(wait, _GATHER, _movable(tensor), 0, root, tensor.data_ptr(), pointer, tensor, out)
+        return self._run(wait, _GATHER, movable(tensor), 0, root, tensor.data_ptr(), pointer, tensor, out)
 
     def scatter(self, out: Tensor, tensor: Tensor | None, root: int = 0, *, wait: bool = True) -> Pending:
         """Fill `out` on every member with its part of the root's `tensor`; the others give None for it."""
@@ -198,9 +183,9 @@ class EngineGroup(Group):
         if self.rank == root:
             if tensor is None:
                 raise ValueError("scatter: the root gives the tensor that is handed out, and it is None")
-            _check_sizes("tensor", tensor, out, self.size)
+            check_sizes("tensor", tensor, out, self.size)
             pointer = tensor.data_ptr()
-        return self._run(wait, _SCATTER, _movable(out), 0, root, pointer, out.data_ptr(), out, tensor)
+        return self._run(wait, _SCATTER, movable(out), 0, root, pointer, out.data_ptr(), out, tensor)
 
     def all_to_all(
         self,
@@ -217,7 +202,7 @@ class EngineGroup(Group):
         sizes = [self._split_bytes("out", out, out_splits), self._split_bytes("tensor", tensor, in_splits)]
         # What each pair exchanges may differ, so the ranks compare the splits instead of one count.
         return self._start(
-            wait, _ALL_TO_ALL, _movable(tensor), 0, 0, tensor.data_ptr(), out.data_ptr(), 0, (tensor, out), *sizes[::-1]
+            wait, _ALL_TO_ALL, movable(tensor), 0, 0, tensor.data_ptr(), out.data_ptr(), 0, (tensor, out), *sizes[::-1]
         )
 
     def send(self, tensor: Tensor, to: int, tag: int = 0, *, wait: bool = True) -> Pending:
@@ -235,7 +220,7 @@ class EngineGroup(Group):
         size_bytes = tensor.numel() * tensor.itemsize
         try:
             delivery = self._engine.post(
-                sending, number, tag, _movable(tensor), tensor.data_ptr(), size_bytes, self._timeout
+                sending, number, tag, movable(tensor), tensor.data_ptr(), size_bytes, self._timeout
             )
         except EngineError as error:
             self._raise(error)
@@ -353,7 +338,7 @@ class EngineGroup(Group):
             raise ValueError(f"rank {rank} is not in this group of {self.size}")
 
     def _split_bytes(self, name: str, tensor: Tensor, splits: Sequence[int] | None) -> list[int]:
-        _movable(tensor)
+        movable(tensor)
         elements = tensor.numel()
         if splits is None:
             if elements % self.size:
@@ -399,41 +384,3 @@ class _Posted(Pending):
     def done(self) -> bool:
         """Whether it is over."""
         return self._group._engine.message_done(self._delivery)
-
-
-_NOTHING = torch.empty(0)
-
-
-def _movable(tensor: Tensor) -> int:
-    """The native number of a tensor's type; raises for a tensor that the engine cannot read."""
-    if not tensor.is_contiguous() or not tensor.is_cpu:
-        raise ValueError(
-            f"the engine takes contiguous tensors on the CPU, not one on {tensor.device} with strides "
-            f"{tuple(tensor.stride())}; use .contiguous() or .cpu()"
-        )
-    number = _DTYPES.get(tensor.dtype)
-    if number is None:
-        number = _RAW.get(tensor.dtype.itemsize)
-        if number is None:
-            raise ValueError(f"the engine does not know {tensor.dtype}; view it as another type")
-    return number
-
-
-def _reducible(tensor: Tensor, op: Op) -> int:
-    number = _movable(tensor)
-    if op not in _OPS:
-        raise ValueError(f"op={op!r}: choose one of {', '.join(_OPS)}")
-    if number >= 9:
-        raise ValueError(f"{tensor.dtype} cannot be reduced; convert it to another type (bool to uint8, say)")
-    if number < 4 and _OPS[op] >= 5:
-        raise ValueError(f"{op} works on whole numbers, and the tensor is {tensor.dtype}")
-    return number
-
-
-def _check_sizes(name: str, larger: Tensor, smaller: Tensor, ranks: int) -> None:
-    _movable(larger)
-    if larger.dtype != smaller.dtype or larger.numel() != ranks * smaller.numel():
-        raise ValueError(
-            f"{name} has {larger.numel()} elements of {larger.dtype}; with {ranks} ranks and a part of "
-            f"{smaller.numel()} of {smaller.dtype} it must have {ranks * smaller.numel()} of that type"
-        )

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from argosy.comm.engine import EngineGroup
 from serving import Operation, Seat, serve
 from torch_tensors import all_reduce_of
 
 from argosy.comm.config import CommConfig
+from argosy.comm.engine import EngineGroup
 from argosy.control.secret import Secret
 
 
