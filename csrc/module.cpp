@@ -53,6 +53,7 @@ void raise_os_error(const std::exception_ptr& pointer, void*) {
 
 NB_MODULE(_native, m) {
   m.doc() = "Argosy's native core.";
+  nb::set_leak_warnings(false);  // a script may end with groups that torch still holds: that is nothing to warn of
   nb::register_exception_translator(raise_os_error);
   bind_links(m);
 

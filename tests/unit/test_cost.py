@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
 
+from argosy.comm import cost
 from argosy.comm.algorithms import halving_doubling, hierarchical, ring, tree
 from argosy.comm.cost import simulate, simulate_sizes
+from argosy.comm.schedule import Collective, Schedule, transfers
 from argosy.comm.topology import Link, Topology
 
 ALPHA, BETA, GAMMA, SIZE = 20e-6, 1e9, 4e9, 64e6
@@ -21,6 +24,7 @@ def cluster(ranks: int, per_host: int = 1) -> Topology:
 def test_times_are_those_of_the_textbook(ranks: int) -> None:
     topology, rounds = cluster(ranks), math.log2(ranks)
     part = SIZE * (ranks - 1) / ranks
+    simulate = functools.partial(cost.simulate, pipelined=False)
     assert simulate(ring.all_reduce(topology), topology, SIZE) == pytest.approx(
         2 * (ranks - 1) * ALPHA + 2 * part / BETA + part / GAMMA
     )
@@ -35,7 +39,23 @@ def test_times_are_those_of_the_textbook(ranks: int) -> None:
 def test_4096_ranks_can_be_simulated() -> None:
     topology = cluster(4096)
     expected = 2 * 4095 * ALPHA + SIZE * 4095 / 4096 * (2 / BETA + 1 / GAMMA)
-    assert simulate(ring.all_reduce(topology), topology, SIZE) == pytest.approx(expected)
+    assert simulate(ring.all_reduce(topology), topology, SIZE, pipelined=False) == pytest.approx(expected)
+
+
+def test_a_chain_of_whole_messages_takes_little_longer_than_one_if_chunks_are_passed_on() -> None:
+    topology, link = cluster(8), ALPHA + SIZE / BETA
+    whole, chunked = (simulate(tree.broadcast(topology), topology, SIZE, pipelined=way) for way in (False, True))
+    assert whole == pytest.approx(3 * link)
+    # Rank 0 sends to three others, one after the other; whoever passes it on is a few chunks behind.
+    assert 3 * SIZE / BETA <= chunked < whole
+    chain = Schedule(
+        "chain",
+        Collective.BROADCAST,
+        3,
+        1,
+        [transfers([0], [1], 0, reduce=False), transfers([1], [2], 0, reduce=False)],
+    )
+    assert simulate(chain, cluster(3), SIZE) == pytest.approx(SIZE / BETA, rel=0.01)
 
 
 def test_several_sizes_are_the_same_as_one_by_one() -> None:
