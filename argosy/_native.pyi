@@ -126,23 +126,39 @@ class Engine:
         timeout_seconds: float,
         in_bytes: list[int],
         out_bytes: list[int],
+        keep: object,
         /,
     ) -> Ticket:
-        """Start an operation; its memory must stay until it is done."""
+        """Start an operation; `keep` owns its memory, and lives until it is done."""
 
     def wait(self, ticket: Ticket, timeout_seconds: float | None) -> None:
         """Return when a started operation is done; run it here if nobody does yet."""
 
     def post(
-        self, sending: bool, peer: int, tag: int, dtype: int, address: int, bytes: int, timeout_seconds: float, /
+        self,
+        sending: bool,
+        peer: int,
+        tag: int,
+        dtype: int,
+        address: int,
+        bytes: int,
+        timeout_seconds: float,
+        keep: object,
+        /,
     ) -> Delivery:
-        """Send a message, or ask for one, from `peer` or, if it is -1, from anybody."""
+        """Send a message, or ask for one, from `peer` or, if it is -1, from anybody; `keep` owns the memory."""
 
     def wait_message(self, delivery: Delivery, timeout_seconds: float | None) -> None:
         """Return when a message has been handed over, or has come."""
 
     def message_done(self, delivery: Delivery, /) -> bool:
         """Whether a message has been handed over, or has come."""
+
+    def drop(self) -> None:
+        """Leave the group at once: what was started, and what waits, fails."""
+
+    def forsake(self) -> None:
+        """In a forked child: let go of descriptors that the parent's peers watch."""
 
     def abort(self, reason: str) -> None:
         """Fail all operations, here and at the peers."""

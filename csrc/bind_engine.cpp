@@ -7,7 +7,12 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <unistd.h>
+
+#include <atomic>
 #include <cstring>
+#include <memory>
+#include <optional>
 #include <stdexcept>
 #include <thread>
 
@@ -55,11 +60,67 @@ Request request_of(int collective, int dtype, int op, int algorithm, int root, s
   return request;
 }
 
-// Signals arrive while the engine waits without the interpreter; their handlers run here, and may end the wait.
+// Signals arrive while the engine waits without the interpreter; their handlers run here, and may end the wait. Only on
+// the main thread, as in Python; others must not ask for the interpreter, which may be about to end.
 void run_signal_handlers() {
+  if (gettid() != getpid()) return;
   const nb::gil_scoped_acquire acquire;
   if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }
+
+// A Python object that native code holds. Let go of with the interpreter's lock held: see `Engine::take_finished`.
+std::shared_ptr<void> kept_alive(nb::object object) { return std::make_shared<nb::object>(std::move(object)); }
+
+// What Python holds. In a forked child the engine is not used, and never destroyed.
+struct Handle {
+  Handle(int rank, int size) : engine(std::make_unique<Engine>(rank, size)) {}
+  ~Handle() {
+    if (!engine->owned()) {
+      (void)engine.release();
+      return;
+    }
+    const nb::gil_scoped_release release;  // threads that end may need the interpreter, and other threads want it
+    engine->drop();
+  }
+  Engine* operator->() const {
+    if (!engine->owned()) {
+      throw std::runtime_error(
+          "this process is a fork of a member of the group, and no member itself; join a new group");
+    }
+    return engine.get();
+  }
+
+  // At the end of the interpreter: what waits in the engine fails, and comes back while there is still an interpreter
+  // to come back to. A thread that came later would end the process.
+  void drop() {
+    if (!engine->owned()) return;
+    const nb::gil_scoped_release release;
+    engine->drop();
+    for (int turn = 0; turn < 2000 && visitors > 0; ++turn) usleep(1000);
+  }
+
+  std::unique_ptr<Engine> engine;
+  std::atomic<int> visitors = 0;
+};
+
+// A call that waits in the engine, without the interpreter's lock.
+class Visit {
+ public:
+  explicit Visit(Handle& handle) : handle_(handle), engine_(handle.operator->()) {
+    ++handle_.visitors;
+    release_.emplace();
+  }
+  ~Visit() {
+    release_.reset();
+    --handle_.visitors;
+  }
+  Engine* operator->() const { return engine_; }
+
+ private:
+  Handle& handle_;
+  Engine* engine_;
+  std::optional<nb::gil_scoped_release> release_;
+};
 
 }  // namespace
 
@@ -72,61 +133,76 @@ void bind_engine(nb::module_& m) {
 
   nb::class_<Delivery>(m, "Delivery").def_prop_ro("source", [](const Delivery& delivery) { return delivery.source; });
 
-  nb::class_<Engine>(m, "Engine")
+  nb::class_<Handle>(m, "Engine")
       .def(
           "__init__",
-          [](Engine* self, int rank, int size) {
-            new (self) Engine(rank, size);
-            self->set_idle_hook(run_signal_handlers);
+          [](Handle* self, int rank, int size) {
+            new (self) Handle(rank, size);
+            self->engine->set_idle_hook(run_signal_handlers);
           },
           "rank"_a, "size"_a)
+      .def("drop", &Handle::drop)
+      .def("forsake", [](Handle& self) { self.engine->forsake(); })
       .def("card",
-           [](Engine& self) {
-             const Nonce& nonce = self.heap().nonce();
-             return nb::make_tuple(static_cast<int>(getpid()), self.heap().fd(), self.heap().bytes(),
+           [](Handle& self) {
+             const Nonce& nonce = self->heap().nonce();
+             return nb::make_tuple(static_cast<int>(getpid()), self->heap().fd(), self->heap().bytes(),
                                    nb::bytes(reinterpret_cast<const char*>(nonce.data()), nonce.size()));
            })
       .def(
           "map_peer",
-          [](Engine& self, int rank, int pid, int fd, std::size_t bytes, const nb::bytes& nonce) {
-            return self.map_peer(rank, pid, fd, bytes, nonce_of(nonce));
+          [](Handle& self, int rank, int pid, int fd, std::size_t bytes, const nb::bytes& nonce) {
+            return self->map_peer(rank, pid, fd, bytes, nonce_of(nonce));
           },
           "rank"_a, "pid"_a, "fd"_a, "bytes"_a, "nonce"_a)
       .def(
           "set_hosts",
-          [](Engine& self, std::vector<int> host_numbers, const std::vector<std::string>&) {
-            self.set_hosts(std::move(host_numbers));
+          [](Handle& self, std::vector<int> host_numbers, const std::vector<std::string>&) {
+            self->set_hosts(std::move(host_numbers));
           },
           "host_numbers"_a, "host_names"_a)
-      .def("add_sockets", &Engine::add_sockets, "rank"_a, "fds"_a)
-      .def("start", &Engine::start)
+      .def(
+          "add_sockets", [](Handle& self, int rank, std::vector<int> fds) { self->add_sockets(rank, std::move(fds)); },
+          "rank"_a, "fds"_a)
+      .def("start", [](Handle& self) { self->start(); })
       .def(
           "allocate",
-          [](Engine& self, std::size_t bytes) { return reinterpret_cast<std::uintptr_t>(self.heap().allocate(bytes)); },
+          [](Handle& self, std::size_t bytes) {
+            return reinterpret_cast<std::uintptr_t>(self->heap().allocate(bytes));
+          },
           "bytes"_a)
       .def(
-          "release", [](Engine& self, std::uintptr_t memory) { self.heap().release(address(memory)); }, "address"_a)
+          "release",
+          [](Handle& self, std::uintptr_t memory) {
+            if (self.engine->owned()) self->heap().release(address(memory));
+          },
+          "address"_a)
       .def("run",
-           [](Engine& self, int collective, int dtype, int op, int algorithm, int root, std::uintptr_t in,
+           [](Handle& self, int collective, int dtype, int op, int algorithm, int root, std::uintptr_t in,
               std::uintptr_t out, std::size_t count, double timeout_seconds) {
              Request request = request_of(collective, dtype, op, algorithm, root, in, out, count, timeout_seconds);
-             const nb::gil_scoped_release release;
-             self.run(std::move(request));
+             Visit(self)->run(std::move(request));
            })
       .def("submit",
-           [](Engine& self, int collective, int dtype, int op, int algorithm, int root, std::uintptr_t in,
+           [](Handle& self, int collective, int dtype, int op, int algorithm, int root, std::uintptr_t in,
               std::uintptr_t out, std::size_t count, double timeout_seconds, std::vector<std::size_t> in_bytes,
-              std::vector<std::size_t> out_bytes) {
+              std::vector<std::size_t> out_bytes, nb::object keep) {
              Request request = request_of(collective, dtype, op, algorithm, root, in, out, count, timeout_seconds);
+             self.engine->take_finished();
+             request.keep = kept_alive(keep);
              request.in_bytes = std::move(in_bytes);
              request.out_bytes = std::move(out_bytes);
-             return self.submit(std::move(request));
+             return self->submit(std::move(request));
            })
-      .def("wait", nb::overload_cast<const std::shared_ptr<Ticket>&, std::optional<double>>(&Engine::wait), "ticket"_a,
-           "timeout_seconds"_a.none(), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "wait",
+          [](Handle& self, const std::shared_ptr<Ticket>& ticket, std::optional<double> timeout_seconds) {
+            Visit(self)->wait(ticket, timeout_seconds);
+          },
+          "ticket"_a, "timeout_seconds"_a.none())
       .def("post",
-           [](Engine& self, bool sending, int peer, std::uint64_t tag, int dtype, std::uintptr_t memory,
-              std::size_t bytes, double timeout_seconds) {
+           [](Handle& self, bool sending, int peer, std::uint64_t tag, int dtype, std::uintptr_t memory,
+              std::size_t bytes, double timeout_seconds, nb::object keep) {
              Delivery delivery{};
              delivery.sending = sending;
              delivery.peer = peer;
@@ -136,14 +212,20 @@ void bind_engine(nb::module_& m) {
              delivery.bytes = bytes;
              delivery.timeout_seconds = timeout_seconds;
              delivery.source = Delivery::kAnyone;
+             self.engine->take_finished();
+             delivery.keep = kept_alive(keep);
              const nb::gil_scoped_release release;
-             return self.post(std::move(delivery));
+             return self->post(std::move(delivery));
            })
-      .def("wait_message", nb::overload_cast<const std::shared_ptr<Delivery>&, std::optional<double>>(&Engine::wait),
-           "delivery"_a, "timeout_seconds"_a.none(), nb::call_guard<nb::gil_scoped_release>())
-      .def("message_done", [](Engine& self, const Delivery& delivery) { return self.done(delivery); })
+      .def(
+          "wait_message",
+          [](Handle& self, const std::shared_ptr<Delivery>& delivery, std::optional<double> timeout_seconds) {
+            Visit(self)->wait(delivery, timeout_seconds);
+          },
+          "delivery"_a, "timeout_seconds"_a.none())
+      .def("message_done", [](Handle& self, const Delivery& delivery) { return self->done(delivery); })
       .def("set_plan",
-           [](Engine& self, int collective, int algorithm, int root, std::size_t slots, std::size_t owners,
+           [](Handle& self, int collective, int algorithm, int root, std::size_t slots, std::size_t owners,
               const std::vector<std::tuple<int, int, std::size_t, std::size_t>>& steps) {
              Plan plan;
              plan.slots = slots;
@@ -151,13 +233,23 @@ void bind_engine(nb::module_& m) {
              for (const auto& [kind, peer, begin, width] : steps) {
                plan.parts.push_back({static_cast<Step::Kind>(kind), peer, begin, width});
              }
-             self.set_plan({static_cast<Collective>(collective), DType{}, Op{}, static_cast<std::uint8_t>(algorithm),
-                            static_cast<std::uint32_t>(root)},
-                           std::move(plan));
+             self->set_plan({static_cast<Collective>(collective), DType{}, Op{}, static_cast<std::uint8_t>(algorithm),
+                             static_cast<std::uint32_t>(root)},
+                            std::move(plan));
            })
-      .def("abort", &Engine::abort, "reason"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>())
-      .def_prop_ro("broken", &Engine::broken);
+      .def(
+          "abort",
+          [](Handle& self, const std::string& reason) {
+            if (self.engine->owned()) self.engine->abort(reason);
+          },
+          "reason"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "close",
+          [](Handle& self) {
+            if (self.engine->owned()) self.engine->close();
+          },
+          nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("broken", [](Handle& self) { return self.engine->broken(); });
 }
 
 }  // namespace argosy

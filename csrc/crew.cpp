@@ -54,6 +54,9 @@ void Crew::add(int rank, pid_t pid, Mapping mapping) {
     me_ = members_.size();
   } else {
     pidfd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+    if (pidfd < 0 && errno == ESRCH) {
+      throw Failure(Failure::Kind::lost, rank, "rank " + std::to_string(rank) + " has died while the group was joined");
+    }
     if (pidfd < 0)
       throw std::system_error(errno, std::generic_category(), "pidfd_open of rank " + std::to_string(rank));
   }
@@ -132,8 +135,12 @@ void Crew::check() const {
     const std::uint32_t state = theirs.state.load(std::memory_order_acquire);
     if (state == Board::failed) {
       const std::size_t bytes = std::min<std::size_t>(theirs.text_bytes, Board::kMaxText);
-      throw Failure(static_cast<Failure::Kind>(theirs.failure_kind), theirs.failure_peer,
-                    std::string(theirs.text, bytes));
+      // What blames this rank reads oddly here, unless it is said who does.
+      const std::string who =
+          theirs.failure_peer == rank(me_) ? "rank " + std::to_string(rank(member)) + " says: " : "";
+      const bool known = theirs.failure_kind <= static_cast<std::uint32_t>(Failure::Kind::corrupt);
+      throw Failure(known ? static_cast<Failure::Kind>(theirs.failure_kind) : Failure::Kind::aborted,
+                    theirs.failure_peer, who + std::string(theirs.text, bytes));
     }
     if (state == Board::left) continue;
     pollfd life{members_[member].pidfd, POLLIN, 0};
@@ -145,10 +152,21 @@ void Crew::check() const {
   }
 }
 
+bool Crew::is_stopped(int rank) const {
+  return std::any_of(members_.begin(), members_.end(),
+                     [&](const Member& member) { return member.rank == rank && process_state(member.pid) == 'T'; });
+}
+
+void Crew::forsake() {
+  for (const Member& member : members_) {
+    if (member.pidfd >= 0) close(member.pidfd);
+  }
+}
+
 std::string Crew::absent(int* first) const {
   std::string text;
   for (std::size_t member = 0; member < members_.size(); ++member) {
-    if (has_come(member, std::memory_order_acquire)) continue;
+    if (member == me_ || has_come(member, std::memory_order_acquire)) continue;
     const bool stopped = process_state(members_[member].pid) == 'T';
     if (*first < 0 || stopped) *first = rank(member);
     if (!text.empty()) text += ", ";

@@ -62,6 +62,9 @@ class Crew {
   std::size_t me() const { return me_; }
   int rank(std::size_t member) const { return members_[member].rank; }
   std::byte* base(std::size_t member) const { return members_[member].base; }
+  std::size_t heap_bytes(std::size_t member) const {
+    return member == me_ ? own_.bytes() : members_[member].mapping.bytes();
+  }
 
   // Where this rank writes the `bytes` (kMaxSlotBytes or less) that it will show at the next meeting. All members ask
   // for the same, once before each meeting, also those that have nothing to show; or none does.
@@ -83,6 +86,10 @@ class Crew {
   bool has_left(int rank) const;
   // Those who have not come to the meeting that this rank waits in, with what is known of each.
   std::string absent(int* first) const;
+
+  bool is_stopped(int rank) const;
+  // In a forked child: lets go of descriptors.
+  void forsake();
 
   // Tell the others, who find it when they wait.
   void tell_failure(const Failure& failure);

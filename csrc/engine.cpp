@@ -32,17 +32,17 @@ std::string seconds_text(double seconds) {
 // The watch of one wait: sees the group's health, the caller's signals and the deadline.
 class Engine::Patience final : public Watch {
  public:
-  Patience(Engine& engine, std::optional<double> timeout_seconds, bool in_caller)
-      : engine_(engine), timeout_seconds_(timeout_seconds), in_caller_(in_caller) {}
+  Patience(Engine& engine, std::optional<double> timeout_seconds, bool in_caller, bool in_collective)
+      : engine_(engine), timeout_seconds_(timeout_seconds), in_caller_(in_caller), in_collective_(in_collective) {}
 
   void check(int peer) override {
     engine_.check();
     if (engine_.crew_.has_left(peer)) {
       // It may have done its part and left since the wait last looked: only the second look counts.
-      if (seen_leaving_) {
+      if (seen_leaving_ == peer) {
         throw Failure(Failure::Kind::lost, peer, "rank " + std::to_string(peer) + " has left the group");
       }
-      seen_leaving_ = true;
+      seen_leaving_ = peer;
     }
     if (in_caller_ && engine_.idle_hook_) engine_.idle_hook_();
     if (!timeout_seconds_) return;
@@ -50,15 +50,15 @@ class Engine::Patience final : public Watch {
     // The first look comes soon after the wait began: a clock is not read before it is needed.
     if (!begin_) begin_ = now;
     if (std::chrono::duration<double>(now - *begin_).count() > *timeout_seconds_) {
-      engine_.throw_late(peer, *timeout_seconds_);
+      engine_.throw_late(peer, *timeout_seconds_, in_collective_);
     }
   }
 
  private:
   Engine& engine_;
   std::optional<double> timeout_seconds_;
-  bool in_caller_;
-  bool seen_leaving_ = false;
+  bool in_caller_, in_collective_;
+  int seen_leaving_ = -1;
   std::optional<std::chrono::steady_clock::time_point> begin_;
 };
 
@@ -72,18 +72,20 @@ Engine::Engine(int rank, int size)
       post_(rank),
       keeper_(rank) {}
 
+// Whoever drops a group without closing it does not wait for what it has started.
 Engine::~Engine() {
-  if (owned()) {
-    close();
-    for (const auto& [peer, fds] : sockets_) {
-      for (const int fd : fds) ::close(fd);
-    }
-    return;
+  leave(false);
+  for (const auto& [peer, fds] : sockets_) {
+    for (const int fd : fds) ::close(fd);
   }
-  // The threads, if there are any, exist in the parent only: there is nothing to join.
-  if (thread_.joinable()) thread_.detach();
-  if (postman_.joinable()) postman_.detach();
-  keeper_.forget();
+}
+
+void Engine::forsake() {
+  wide_.forsake();
+  post_.forsake();
+  keeper_.forsake();
+  crew_.forsake();
+  heap_.forsake();
 }
 
 bool Engine::owned() const { return getpid() == owner_; }
@@ -107,6 +109,14 @@ void Engine::add_sockets(int rank, std::vector<int> fds) {
 }
 
 void Engine::start() {
+  try {
+    start_links();
+  } catch (const Failure& why) {
+    throw OperationFailed(why, 0, "joining the group");
+  }
+}
+
+void Engine::start_links() {
   if (host_of_rank_.empty()) throw std::logic_error("set_hosts comes before start");
   for (int rank = 0; rank < size_; ++rank) {
     if (rank == rank_) {
@@ -133,17 +143,25 @@ void Engine::start() {
     }
   }
   mapped_.clear();  // of ranks that count as another host after all
+  if (crew_.size() > Local::kMaxMembers) throw std::invalid_argument("more than 1024 ranks on a host");
   keeper_.start();
 }
 
+// An all_to_all between hosts has two numbers: for the sizes, and for the data.
+std::uint64_t Engine::next_sequence(const Operation& operation) {
+  const bool two = operation.collective == Collective::all_to_all && operation.algorithm != 0;
+  return sequence_ += two ? 2 : 1;
+}
+
 void Engine::run(Request request) {
+  request.plan = wide_.plan(request.operation);
   Lock lock(mutex_);
   if (running_ || !queue_.empty()) {
     lock.unlock();
     return wait(submit(std::move(request)), {});
   }
   running_ = true;
-  const std::uint64_t sequence = ++sequence_;
+  const std::uint64_t sequence = next_sequence(request.operation);
   lock.unlock();
   const auto finish = [&] {
     lock.lock();
@@ -160,11 +178,16 @@ void Engine::run(Request request) {
 }
 
 std::shared_ptr<Ticket> Engine::submit(Request request) {
+  request.plan = wide_.plan(request.operation);
   auto ticket = std::make_shared<Ticket>(std::move(request));
   const Lock lock(mutex_);
-  ticket->sequence = ++sequence_;
+  ticket->sequence = next_sequence(ticket->request.operation);
+  if (closing_) {
+    const Failure why(Failure::Kind::aborted, rank_, "the group is closed");
+    throw OperationFailed(why, ticket->sequence, describe(ticket->request.operation.packed(), ticket->request.count));
+  }
   queue_.push_back(ticket);
-  if (!thread_.joinable() && !closing_) thread_ = std::thread(&Engine::work, this);
+  if (!thread_.joinable()) thread_ = std::thread(&Engine::work, this);
   changed_.notify_all();
   return ticket;
 }
@@ -175,15 +198,31 @@ void Engine::run_front(Lock& lock, bool in_caller) {
   queue_.pop_front();
   running_ = true;
   lock.unlock();
+  std::exception_ptr interrupted;
   try {
     execute(ticket->request, ticket->sequence, in_caller);
-  } catch (...) {
+  } catch (const OperationFailed&) {
     ticket->error = std::current_exception();
+  } catch (...) {  // a signal: it is for whoever waits here, and the operation may be another's
+    interrupted = std::current_exception();
+    const Failure why(Failure::Kind::aborted, rank_, "rank " + std::to_string(rank_) + " was interrupted");
+    const std::string what = describe(ticket->request.operation.packed(), ticket->request.count);
+    ticket->error = std::make_exception_ptr(OperationFailed(why, ticket->sequence, what));
   }
   lock.lock();
   running_ = false;
+  if (ticket->request.keep) finished_.push_back(std::move(ticket->request.keep));
   ticket->done.store(true, std::memory_order_release);
   changed_.notify_all();
+  if (interrupted && in_caller) std::rethrow_exception(interrupted);
+}
+
+std::vector<std::shared_ptr<void>> Engine::take_finished() {
+  std::vector<std::shared_ptr<void>> finished = post_.take_finished();
+  const Lock lock(mutex_);
+  finished.insert(finished.end(), std::make_move_iterator(finished_.begin()), std::make_move_iterator(finished_.end()));
+  finished_.clear();
+  return finished;
 }
 
 void Engine::wait(const std::shared_ptr<Ticket>& ticket, std::optional<double> timeout_seconds) {
@@ -220,11 +259,19 @@ void Engine::work() {
 }
 
 std::shared_ptr<Delivery> Engine::post(Delivery delivery) {
+  const char* const what = delivery.sending ? "send" : "receive";
+  const std::uint64_t tag = delivery.tag;
   if (broken_) {
     const std::lock_guard lock(failure_mutex_);
-    throw OperationFailed(*failure_, delivery.tag, "message");
+    throw OperationFailed(*failure_, tag, what);
   }
-  auto posted = post_.post(std::move(delivery));
+  std::shared_ptr<Delivery> posted;
+  try {
+    posted = post_.post(std::move(delivery));
+  } catch (const Failure& why) {
+    fail(why);
+    throw OperationFailed(why, tag, what);
+  }
   const Lock lock(mutex_);
   if (!postman_.joinable() && !closing_) postman_ = std::thread(&Engine::carry_messages, this);
   posted_.notify_all();
@@ -232,21 +279,21 @@ std::shared_ptr<Delivery> Engine::post(Delivery delivery) {
 }
 
 void Engine::wait(const std::shared_ptr<Delivery>& delivery, std::optional<double> timeout_seconds) {
-  const auto failed = [&](const Failure& why) {
-    return OperationFailed(why, delivery->tag, delivery->sending ? "send" : "receive");
-  };
-  Patience patience(*this, timeout_seconds.value_or(delivery->timeout_seconds), true);
+  Patience patience(*this, timeout_seconds.value_or(delivery->timeout_seconds), true, false);
   try {
     post_.wait(delivery, patience);
   } catch (const Failure& why) {
     const Failure reason = known_reason(why);
     fail(reason);
-    throw failed(reason);
+    throw OperationFailed(reason, delivery->tag, delivery->sending ? "send" : "receive");
+  } catch (...) {
+    fail(Failure(Failure::Kind::aborted, rank_, "rank " + std::to_string(rank_) + " was interrupted"));
+    throw;
   }
 }
 
 void Engine::carry_messages() {
-  Patience patience(*this, {}, false);
+  Patience patience(*this, {}, false, false);
   while (true) {
     {
       Lock lock(mutex_);
@@ -258,15 +305,28 @@ void Engine::carry_messages() {
     } catch (const Failure& why) {
       fail(known_reason(why));
       return;
+    } catch (const std::exception& error) {
+      fail(Failure(Failure::Kind::aborted, rank_, error.what()));
+      return;
     }
   }
 }
 
 void Engine::abort(const std::string& reason) { fail(Failure(Failure::Kind::aborted, rank_, reason)); }
 
-void Engine::close() {
+void Engine::close() { leave(true); }
+
+// In peace: after the operations and messages that were started. Otherwise they fail.
+void Engine::leave(bool in_peace) {
+  const std::lock_guard once(leaving_mutex_);
+  const Failure closed(Failure::Kind::aborted, rank_, "the group is closed");
+  if (in_peace) {
+    while (!broken_ && post_.sending()) std::this_thread::sleep_for(std::chrono::microseconds(200));
+  } else {
+    remember(closed);
+  }
   {
-    Lock lock(mutex_);
+    const Lock lock(mutex_);
     closing_ = true;
     changed_.notify_all();
     posted_.notify_all();
@@ -274,10 +334,10 @@ void Engine::close() {
   if (thread_.joinable()) thread_.join();
   if (crew_.size() > 0) crew_.tell_leaving();
   keeper_.tell_leaving();
+  remember(closed);
+  if (postman_.joinable()) postman_.join();
   wide_.shut();
   post_.shut();
-  remember(Failure(Failure::Kind::aborted, rank_, "the group is closed"));
-  if (postman_.joinable()) postman_.join();
 }
 
 // Whether this is the first.
@@ -291,6 +351,7 @@ bool Engine::remember(const Failure& failure) {
 
 void Engine::fail(const Failure& failure) {
   if (!remember(failure)) return;
+  heap_.detach();
   if (crew_.size() > 0) crew_.tell_failure(failure);
   keeper_.tell_failure(failure);
 }
@@ -310,9 +371,13 @@ Failure Engine::known_reason(const Failure& failure) {
   return keeper_.told_by(failure.peer).value_or(failure);
 }
 
-void Engine::throw_late(int peer, double timeout_seconds) {
+void Engine::throw_late(int peer, double timeout_seconds, bool in_collective) {
   int first = -1;
-  std::string who = crew_.absent(&first);
+  std::string who = in_collective ? crew_.absent(&first) : "";
+  if (!in_collective && crew_.is_stopped(peer)) {
+    who = "rank " + std::to_string(peer) + " (which is stopped)";
+    first = peer;
+  }
   const std::string silent = keeper_.silent(&first);
   if (!silent.empty()) who += (who.empty() ? "" : ", ") + silent;
   if (who.empty()) who = peer >= 0 ? "rank " + std::to_string(peer) : "its peers";
@@ -328,7 +393,7 @@ void Engine::execute(const Request& request, std::uint64_t sequence, bool in_cal
     const std::lock_guard lock(failure_mutex_);
     throw failed(*failure_);
   }
-  Patience patience(*this, request.timeout_seconds, in_caller);
+  Patience patience(*this, request.timeout_seconds, in_caller, true);
   const Notice notice{sequence, request.operation.packed(), request.count};
   keeper_.tell_operation(notice);
   try {

@@ -38,6 +38,8 @@ struct Request {
   std::byte* out = nullptr;
   std::vector<std::size_t> in_bytes, out_bytes;  // all_to_all: what goes to each rank, and comes from each
   double timeout_seconds = 0;
+  std::shared_ptr<const Plan> plan;  // of an algorithm other than 0; found when the request is made
+  std::shared_ptr<void> keep;        // whatever must live until the operation is done
 };
 
 // A failure, and the operation in which it was noticed.
@@ -80,11 +82,22 @@ class Engine {
   void wait(const std::shared_ptr<Delivery>& delivery, std::optional<double> timeout_seconds);
   bool done(const Delivery& delivery) { return post_.done(delivery); }
 
+  // What was kept for operations that are done, to be dropped by the caller.
+  std::vector<std::shared_ptr<void>> take_finished();
+
   // Fails all operations, those that wait and those to come, here and at the peers.
   void abort(const std::string& reason);
   // Leaves the group: peers that wait for this rank fail. Operations that were started are finished first.
   void close();
+  // The same at once: what was started fails.
+  void drop() { leave(false); }
   bool broken() const { return broken_; }
+
+  // A forked child has a copy of this object and no part in the group: it uses nothing of it but `forsake`, which lets
+  // go of descriptors, lest the parent's connections outlive it. It never destroys it: threads and their locks are not
+  // there.
+  bool owned() const;
+  void forsake();
 
   // Called now and then by a caller who waits, so that a signal can end the wait by an exception.
   void set_idle_hook(std::function<void()> hook) { idle_hook_ = std::move(hook); }
@@ -93,8 +106,11 @@ class Engine {
   using Lock = std::unique_lock<std::mutex>;
   class Patience;
 
+  void start_links();
+
   void check();
-  [[noreturn]] void throw_late(int peer, double timeout_seconds);
+  [[noreturn]] void throw_late(int peer, double timeout_seconds, bool in_collective);
+  std::uint64_t next_sequence(const Operation& operation);
   void execute(const Request& request, std::uint64_t sequence, bool in_caller);
   void dispatch(const Request& request, const Notice& notice, Watch& watch);
   Failure known_reason(const Failure& failure);
@@ -103,10 +119,10 @@ class Engine {
   void run_front(Lock& lock, bool in_caller);
   void work();
   void carry_messages();
-  bool owned() const;
+  void leave(bool in_peace);
 
   const int rank_, size_;
-  const pid_t owner_;  // a forked child has a copy of this object, and no part in the group
+  const pid_t owner_;
   Heap heap_;
   Crew crew_;
   Wide wide_;
@@ -121,6 +137,8 @@ class Engine {
   std::deque<std::shared_ptr<Ticket>> queue_;
   std::thread thread_, postman_;
   bool running_ = false, closing_ = false;
+  std::vector<std::shared_ptr<void>> finished_;
+  std::mutex leaving_mutex_;
   std::uint64_t sequence_ = 0;
 
   std::mutex failure_mutex_;

@@ -28,7 +28,7 @@ inline void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #else
-  asm volatile("yield" ::: "memory");
+  asm volatile("isb" ::: "memory");  // "yield" is too short to be of use on most cores
 #endif
 }
 

@@ -17,7 +17,7 @@ namespace argosy {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kMaxBytes = std::size_t{1} << 40;  // so that hundreds of heaps fit into an address space
+constexpr std::size_t kMaxBytes = std::size_t{64} << 30;  // so that hundreds of heaps fit into an address space
 
 std::size_t pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
@@ -79,9 +79,26 @@ void Heap::release(std::byte* memory) {
   const auto offset = static_cast<std::size_t>(memory - map_.base());
   const auto found = used_.find(offset);
   if (offset == 0 || found == used_.end()) throw std::invalid_argument("this memory was not allocated here");
-  fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
-            static_cast<off_t>(found->second));
+  if (detached_) {
+    madvise(memory, found->second, MADV_DONTNEED);
+  } else {
+    fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+              static_cast<off_t>(found->second));
+  }
   used_.erase(found);
+}
+
+void Heap::detach() {
+  const std::lock_guard lock(mutex_);
+  if (detached_.exchange(true)) return;
+  for (const auto& [offset, bytes] : used_) {
+    if (offset == 0) continue;  // the board: peers are to read it
+    std::byte* const place = map_.base() + offset;
+    void* const own = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (own == MAP_FAILED) continue;
+    std::memcpy(own, place, bytes);
+    if (mremap(own, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, place) == MAP_FAILED) munmap(own, bytes);
+  }
 }
 
 Mapping map_peer(pid_t pid, int fd, std::size_t bytes, const Nonce& nonce) {

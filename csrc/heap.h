@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -54,9 +55,15 @@ class Heap {
   // Gives the memory back to the system. Throws std::invalid_argument if it is not what `allocate` returned.
   void release(std::byte* memory);
 
+  // After a failure: gives what is allocated pages of this process's own, with what they hold. A peer that was stopped
+  // in the middle of an operation, and goes on, would write into tensors that their owner uses for something else.
+  void detach();
+  // In a forked child: lets go of the descriptor.
+  void forsake() { close(fd_); }
+
   // Whether `bytes` at `address` are in this heap.
   bool holds(const std::byte* address, std::size_t bytes) const {
-    return address >= map_.base() && address < map_.base() + map_.bytes() &&
+    return !detached_ && address >= map_.base() && address < map_.base() + map_.bytes() &&
            bytes <= static_cast<std::size_t>(map_.base() + map_.bytes() - address);
   }
   std::byte* base() const { return map_.base(); }
@@ -71,6 +78,7 @@ class Heap {
   Mapping map_;
   std::mutex mutex_;
   std::map<std::size_t, std::size_t> used_;  // offset -> bytes
+  std::atomic<bool> detached_ = false;
 };
 
 // Maps a peer's heap. The result is empty if it cannot be opened, or is not the heap with this nonce.

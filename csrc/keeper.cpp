@@ -22,7 +22,9 @@ constexpr auto kSilence = std::chrono::milliseconds(2500);
 Keeper::~Keeper() { stop(); }
 
 void Keeper::add(int peer, int fd) {
-  contacts_.try_emplace(peer, std::make_unique<TcpLink>(peer, rank_, std::vector<int>{fd}));
+  auto link = std::make_unique<TcpLink>(peer, rank_, std::vector<int>{fd});
+  link->notice_cuts();
+  contacts_.try_emplace(peer, std::move(link));
 }
 
 void Keeper::start() {
@@ -51,9 +53,10 @@ void Keeper::watch() {
       if (poll(polled.data(), polled.size(), static_cast<int>(left.count())) <= 0) break;
       const std::lock_guard lock(mutex_);
       for (auto& [peer, contact] : contacts_) listen(contact);
-      // A connection that has ended would be ready for ever.
+      // A connection that has ended, or that nothing was read from, would be ready for ever: it is looked at again
+      // after the next beat.
       for (std::size_t i = 1; i < polled.size(); ++i) {
-        if (polled[i].revents & (POLLHUP | POLLERR)) polled[i].fd = -1;
+        if (polled[i].revents != 0) polled[i].fd = -1;
       }
     }
   }
@@ -133,8 +136,12 @@ void Keeper::tell_failure(const Failure& failure) {
   for (auto& [peer, contact] : contacts_) {
     if (contact.failure || contact.left) continue;
     try {
-      contact.link->flush();
-      contact.link->send(frame, reinterpret_cast<const std::byte*>(text.data()), &contact.sent);
+      // A beat may be half sent; it is short, and so is the wait.
+      for (int turn = 0; turn < 100; ++turn) {
+        contact.link->flush();
+        if (contact.link->send(frame, reinterpret_cast<const std::byte*>(text.data()), &contact.sent)) break;
+        usleep(100);
+      }
       contact.link->flush();
       contact.link->adopt();
     } catch (const Failure&) {  // it is the one that was lost
@@ -164,8 +171,11 @@ void Keeper::stop() {
   }
 }
 
-void Keeper::forget() {
-  if (thread_.joinable()) thread_.detach();
+void Keeper::forsake() {
+  for (auto& [peer, contact] : contacts_) contact.link->forsake();
+  for (const int fd : wake_) {
+    if (fd >= 0) close(fd);
+  }
 }
 
 }  // namespace argosy

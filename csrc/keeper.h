@@ -45,8 +45,7 @@ class Keeper {
   // Tell all peers, who look at it when they wait.
   void tell_failure(const Failure& failure);
   void tell_leaving();
-  // For a forked child, which has a copy of this object and none of its threads.
-  void forget();
+  void forsake();
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -71,7 +70,6 @@ class Keeper {
   void watch();
   void beat(Contact& contact, std::uint32_t message);
   void listen(Contact& contact);
-  void flush_shortly();
   void stop();
 
   const int rank_;

@@ -85,11 +85,11 @@ class Link {
   // What to poll while nothing moves: writes at most `room` entries and returns how many.
   virtual std::size_t descriptors(pollfd* into, std::size_t room) const = 0;
 
+  // In a forked child: lets go of descriptors, which would keep connections open that the parent's death must end.
+  virtual void forsake() = 0;
+
   // Nothing more will be sent: the peer comes to an end after what it has been sent.
   virtual void shut() = 0;
-
-  // Whether frames taken over wait to be sent.
-  virtual bool want_write() const = 0;
 };
 
 }  // namespace argosy

@@ -12,13 +12,12 @@ namespace {
 constexpr std::size_t kSmallBytes = 16 << 10;
 // What is reduced at a time before it is copied to the others, out of the nearest cache.
 constexpr std::size_t kStripBytes = 8 << 10;
-constexpr std::size_t kMaxMembers = 1024;
 
 std::size_t at_least_one(std::size_t number) { return std::max<std::size_t>(number, 1); }
 
 // Addresses of all members' data, without an allocation.
 struct Sources {
-  const std::byte* address[kMaxMembers];
+  const std::byte* address[Local::kMaxMembers];
 };
 
 }  // namespace
@@ -30,18 +29,22 @@ void Local::all_reduce(Notice notice, Reduction reduction, std::byte* data, std:
   if (bytes * crew_.size() <= kSmallBytes) return reduce_small(notice, reduction, data, count);
   if (heap_.holds(data, bytes)) notice.offset = static_cast<std::uint64_t>(data - heap_.base());
   crew_.meet(notice, watch_);
-  if (find_tensors()) return reduce_in_place(reduction, count);
+  if (find_tensors(bytes)) return reduce_in_place(reduction, count);
   reduce_staged(reduction, data, count);
 }
 
 // After the first meeting of an operation: where the members' tensors are. False if one of them is not in its heap.
-bool Local::find_tensors() {
+bool Local::find_tensors(std::size_t bytes) {
   tensors_.resize(crew_.size());
   for (std::size_t member = 0; member < crew_.size(); ++member) {
     const std::uint64_t offset = crew_.notice(member).offset;
     if (offset == Notice::kElsewhere) {
       tensors_.clear();
       return false;
+    }
+    if (offset > crew_.heap_bytes(member) || bytes > crew_.heap_bytes(member) - offset) {
+      throw Failure(Failure::Kind::corrupt, crew_.rank(member),
+                    "rank " + std::to_string(crew_.rank(member)) + " shows a tensor beyond its memory");
     }
     tensors_[member] = crew_.base(member) + offset;
   }
@@ -85,7 +88,7 @@ void Local::reduce_to_owners(Notice notice, Reduction reduction, std::byte* data
   if (heap_.holds(data, parts.count * element)) notice.offset = static_cast<std::uint64_t>(data - heap_.base());
   crew_.meet(notice, watch_);
   const bool owner = me < parts.parts;
-  if (find_tensors()) {
+  if (find_tensors(parts.count * element)) {
     if (owner) reduce_range(reduction, parts.begin(me), parts.begin(me + 1), false);
     return;
   }
@@ -270,11 +273,7 @@ void Local::all_to_all(Notice notice, const std::byte* in, std::span<const std::
         member == me ? reinterpret_cast<const std::byte*>(in_bytes.data()) : crew_.shown(member));
     for (std::size_t other = 0; other < members; ++other) largest = std::max(largest, sizes[other]);
     if (sizes[me] != out_bytes[member]) {
-      const auto name = [&](std::size_t who) { return "rank " + std::to_string(crew_.rank(who)); };
-      throw Failure(Failure::Kind::mismatch, crew_.rank(member),
-                    name(member) + " sends " + std::to_string(sizes[me]) + " bytes to " + name(me) +
-                        ", which expects " + std::to_string(out_bytes[member]) +
-                        " (all_to_all): the splits must agree");
+      throw splits_differ(crew_.rank(me), crew_.rank(member), sizes[me], out_bytes[member]);
     }
   }
   std::vector<const std::byte*> from(members);

@@ -28,6 +28,8 @@ struct Parts {
 
 class Local {
  public:
+  static constexpr std::size_t kMaxMembers = 1024;
+
   Local(Crew& crew, const Heap& heap, Watch& watch) : crew_(crew), heap_(heap), watch_(watch) {}
 
   struct Reduction {
@@ -62,7 +64,7 @@ class Local {
   void reduce_in_place(Reduction reduction, std::size_t count);
   void reduce_range(Reduction reduction, std::size_t begin, std::size_t end, bool write_back);
   void reduce_staged(Reduction reduction, std::byte* data, std::size_t count);
-  bool find_tensors();
+  bool find_tensors(std::size_t bytes);
 
   Crew& crew_;
   const Heap& heap_;

@@ -26,12 +26,12 @@ class LoopLink final : public Link {
     return true;
   }
   void shut() override {}
+  void forsake() override {}
   void adopt() override { full_ = false; }
   std::size_t lanes() const override { return 1; }
   std::size_t room() const override { return Frame::kMaxPayload; }
   bool wakes() const override { return true; }  // by what its rank does, which is not asleep then
   std::size_t descriptors(pollfd*, std::size_t) const override { return 0; }
-  bool want_write() const override { return false; }
 
  private:
   bool full_ = false;

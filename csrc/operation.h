@@ -50,6 +50,7 @@ struct Notice {
 std::string describe(std::uint64_t packed, std::uint64_t count);
 
 // Why two ranks cannot go on together. For the message, it is `rank` that noticed.
+Failure splits_differ(int rank, int peer, std::uint64_t sent, std::uint64_t expected);
 Failure differ(int rank, const Notice& mine, int peer, const Notice& theirs);
 
 }  // namespace argosy

@@ -1,5 +1,7 @@
 #include "pause.h"
 
+#include "futex.h"
+
 #include <sched.h>
 
 #include <algorithm>
@@ -26,17 +28,25 @@ constexpr nanoseconds kBetweenChecks = milliseconds(1);
 
 constexpr std::size_t kLanes = 64;  // of one link, that are polled
 
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("isb");  // "yield" is too short to be of use on most cores
-#endif
-}
-
 }  // namespace
 
 void Pause::idle(std::span<Link* const> links, int peer) {
+  const bool wakes = std::all_of(links.begin(), links.end(), [](const Link* link) { return link->wakes(); });
+  if (!settle(wakes, peer)) return;
+  descriptors_.clear();
+  for (const Link* const link : links) list(*link, descriptors_);
+  sleep(wakes);
+}
+
+void Pause::idle(const std::function<void(std::vector<pollfd>&)>& collect, int peer) {
+  if (!settle(false, peer)) return;
+  descriptors_.clear();
+  collect(descriptors_);
+  sleep(false);
+}
+
+// Spins or gives way; true if it is time to sleep.
+bool Pause::settle(bool wakes, int peer) {
   const Clock::time_point now = Clock::now();
   if (!idle_) {
     idle_ = true;
@@ -47,14 +57,13 @@ void Pause::idle(std::span<Link* const> links, int peer) {
   const nanoseconds waited = now - since_;
   if (waited < kSpin) {
     relax();
-    return;
+    return false;
   }
-  const bool wakes = std::all_of(links.begin(), links.end(), [](const Link* link) { return link->wakes(); });
   if (waited < (wakes ? kYieldForSockets : kYieldForMemory)) {
     sched_yield();
-    return;
+    return false;
   }
-  sleep(links, wakes);
+  return true;
 }
 
 void Pause::look(Clock::time_point now, int peer) {
@@ -64,13 +73,13 @@ void Pause::look(Clock::time_point now, int peer) {
   checked_ = now;
 }
 
-void Pause::sleep(std::span<Link* const> links, bool wakes) {
-  descriptors_.clear();
-  for (const Link* const link : links) {
-    const std::size_t before = descriptors_.size();
-    descriptors_.resize(before + kLanes);
-    descriptors_.resize(before + link->descriptors(descriptors_.data() + before, kLanes));
-  }
+void Pause::list(const Link& link, std::vector<pollfd>& into) {
+  const std::size_t before = into.size();
+  into.resize(before + kLanes);
+  into.resize(before + link.descriptors(into.data() + before, kLanes));
+}
+
+void Pause::sleep(bool wakes) {
   const timespec limit = {.tv_sec = nap_.count() / 1'000'000'000, .tv_nsec = nap_.count() % 1'000'000'000};
   ppoll(descriptors_.data(), descriptors_.size(), &limit, nullptr);
   nap_ = std::min(2 * nap_, wakes ? kLastNapForSockets : kLastNapForMemory);

@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -28,6 +29,10 @@ class Pause {
 
   // Nothing moved on any of `links`. Calls the watch about once a millisecond, naming `peer` as the one waited for.
   void idle(std::span<Link* const> links, int peer);
+  static void list(const Link& link, std::vector<pollfd>& into);
+  // The same where links are shared with other threads: `collect` is called to list what to poll, before a sleep.
+  // Sleeps are short, since another thread may have found something new to do.
+  void idle(const std::function<void(std::vector<pollfd>&)>& collect, int peer);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -36,7 +41,8 @@ class Pause {
   static constexpr std::uint32_t kMovesBetweenLooks = 256;
 
   void look(Clock::time_point now, int peer);
-  void sleep(std::span<Link* const> links, bool wakes);
+  bool settle(bool wakes, int peer);
+  void sleep(bool wakes);
 
   Watch& watch_;
   bool idle_ = false;

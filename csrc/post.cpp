@@ -1,5 +1,7 @@
 #include "post.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -12,28 +14,43 @@
 namespace argosy {
 namespace {
 
-constexpr std::uint64_t kMaxKeptBytes = std::uint64_t{256} << 20;
+// Half of the machine's memory: a message that nobody asks for yet may be in the way of one that somebody does.
+std::uint64_t max_kept_bytes() {
+  static const std::uint64_t bytes =
+      static_cast<std::uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(sysconf(_SC_PAGE_SIZE)) / 2;
+  return bytes;
+}
 
 std::uint64_t packed(std::uint64_t dtype) {
   return Operation{Collective::message, static_cast<DType>(dtype), Op::sum, 0, 0}.packed();
-}
-
-void finish(Delivery& delivery, int source) {
-  delivery.source = source;
-  delivery.done = true;
 }
 
 // A receive takes a message of exactly its size and type.
 void check_fits(const Delivery& receive, int from, std::uint64_t dtype, std::uint64_t bytes) {
   if (receive.bytes == bytes && receive.dtype == dtype) return;
   throw Failure(Failure::Kind::mismatch, from,
-                "rank " + std::to_string(from) + " sends a message of " + std::to_string(bytes) + " bytes (" +
-                    describe(packed(dtype), bytes) + ") with tag " + std::to_string(receive.tag) +
-                    ", and the receive expects " + describe(packed(receive.dtype), receive.bytes) +
-                    " bytes: sizes and types must agree");
+                "rank " + std::to_string(from) + " sends a " + describe(packed(dtype), bytes) + " with tag " +
+                    std::to_string(receive.tag) + ", and the receive expects a " +
+                    describe(packed(receive.dtype), receive.bytes) + ": sizes and types must agree");
 }
 
 }  // namespace
+
+void Post::finish(Delivery& delivery, int source) {
+  delivery.source = source;
+  delivery.done = true;
+  if (delivery.keep) finished_.push_back(std::move(delivery.keep));
+}
+
+std::vector<std::shared_ptr<void>> Post::take_finished() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(finished_, {});
+}
+
+bool Post::sending() {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(peers_.begin(), peers_.end(), [](const auto& entry) { return !entry.second->outgoing.empty(); });
+}
 
 void Post::add(int peer, std::unique_ptr<Link> link) {
   peers_[peer] = std::make_unique<Correspondent>(*this, peer, std::move(link));
@@ -92,15 +109,15 @@ Sink::Place Post::Correspondent::offer(const Frame& frame) {
     if (receiving) {
       check_fits(*receiving, peer, dtype, frame.count);
     } else {
-      if (frame.count > kMaxKeptBytes - std::min(kMaxKeptBytes, post.kept_bytes_)) return {false, nullptr};
+      if (frame.count > max_kept_bytes() - std::min(max_kept_bytes(), post.kept_bytes_)) return {false, nullptr};
       kept.push_back({frame.sequence, dtype, std::vector<std::byte>(frame.count), 0, false, nullptr});
       keeping = &kept.back();
       post.kept_bytes_ += frame.count;
     }
   }
-  const std::uint64_t arrived = receiving ? receiving->handed : keeping ? keeping->arrived : ~std::uint64_t{0};
-  const std::uint64_t bytes = receiving ? receiving->bytes : keeping ? keeping->bytes.size() : 0;
-  if (frame.offset != arrived || frame.length > bytes - arrived) {
+  const std::uint64_t arrived = receiving ? receiving->handed : keeping != nullptr ? keeping->arrived : 0;
+  const std::uint64_t bytes = receiving ? receiving->bytes : keeping != nullptr ? keeping->bytes.size() : 0;
+  if ((!receiving && keeping == nullptr) || frame.offset != arrived || frame.length > bytes - arrived) {
     throw Failure(Failure::Kind::corrupt, peer,
                   "rank " + std::to_string(peer) + " sends a part of a message that is not the next one");
   }
@@ -112,7 +129,7 @@ void Post::Correspondent::arrived(const Frame& frame, const std::byte*) {
   if (receiving) {
     receiving->handed += frame.length;
     if (receiving->handed == receiving->bytes) {
-      finish(*receiving, peer);
+      post.finish(*receiving, peer);
       receiving.reset();
     }
     return;
@@ -180,17 +197,16 @@ bool Post::progress() {
   return moved;
 }
 
-std::vector<Link*> Post::links() {
+void Post::collect(std::vector<pollfd>& into) {
   const std::lock_guard lock(mutex_);
-  std::vector<Link*> links;
-  for (auto& [rank, with] : peers_) {
-    if (concerns(*with)) links.push_back(with->link.get());
+  for (const auto& [rank, with] : peers_) {
+    if (concerns(*with)) Pause::list(*with->link, into);
   }
-  return links;
 }
 
 void Post::wait(const std::shared_ptr<Delivery>& delivery, Watch& watch) {
   Pause pause(watch);
+  const auto look = [this](std::vector<pollfd>& into) { collect(into); };
   try {
     while (true) {
       bool moved = false;
@@ -200,16 +216,20 @@ void Post::wait(const std::shared_ptr<Delivery>& delivery, Watch& watch) {
         moved = progress();
         if (delivery->done) break;
       }
-      moved ? pause.reset(delivery->peer) : pause.idle(links(), delivery->peer);
+      moved ? pause.reset(delivery->peer) : pause.idle(look, delivery->peer);
     }
-  } catch (...) {
+  } catch (const Failure&) {
     fail_all(std::current_exception());
+  } catch (...) {  // a signal ends this wait; the other deliveries end with it, each with an exception of its own
+    fail_all(std::make_exception_ptr(Failure(Failure::Kind::aborted, rank_, "a wait for a message was interrupted")));
+    throw;
   }
   if (delivery->error) std::rethrow_exception(delivery->error);
 }
 
 void Post::drain(Watch& watch) {
   Pause pause(watch);
+  const auto look = [this](std::vector<pollfd>& into) { collect(into); };
   try {
     while (pending()) {
       bool moved = false;
@@ -217,7 +237,7 @@ void Post::drain(Watch& watch) {
         const std::lock_guard lock(mutex_);
         moved = progress();
       }
-      moved ? pause.reset(-1) : pause.idle(links(), -1);
+      moved ? pause.reset(-1) : pause.idle(look, -1);
     }
   } catch (...) {
     fail_all(std::current_exception());
@@ -235,6 +255,10 @@ bool Post::pending() {
   return std::any_of(peers_.begin(), peers_.end(), [&](const auto& entry) { return concerns(*entry.second); });
 }
 
+void Post::forsake() {
+  for (const auto& [rank, with] : peers_) with->link->forsake();
+}
+
 void Post::shut() {
   const std::lock_guard lock(mutex_);
   for (const auto& [rank, with] : peers_) with->link->shut();
@@ -245,7 +269,7 @@ void Post::fail_all(const std::exception_ptr& error) {
   const auto fail = [&](const std::shared_ptr<Delivery>& delivery) {
     if (!delivery || delivery->done) return;
     delivery->error = error;
-    delivery->done = true;
+    finish(*delivery, Delivery::kAnyone);
   };
   for (auto& [rank, with] : peers_) {
     with->link->adopt();

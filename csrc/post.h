@@ -32,11 +32,12 @@ struct Delivery {
   double timeout_seconds;
 
   bool done = false;
-  int source = kAnyone;       // who sent it
-  std::exception_ptr error;   // set with `done`
-  std::uint64_t started = 0;  // bytes given to the link
-  std::uint64_t handed = 0;   // bytes that the link has sent, or that have arrived
-  bool announced = false;     // its first frame is on its way: an empty message has one too
+  int source = kAnyone;                  // who sent it
+  std::exception_ptr error;              // set with `done`
+  std::uint64_t started = 0;             // bytes given to the link
+  std::uint64_t handed = 0;              // bytes that the link has sent, or that have arrived
+  std::shared_ptr<void> keep = nullptr;  // whatever must live until it is done
+  bool announced = false;                // its first frame is on its way: an empty message has one too
 };
 
 class Post {
@@ -53,6 +54,11 @@ class Post {
   void drain(Watch& watch);
   bool pending();
   void shut();
+  void forsake();
+  // Whether sends are under way.
+  bool sending();
+  // What was kept for deliveries that are done, to be dropped by the caller.
+  std::vector<std::shared_ptr<void>> take_finished();
   void fail_all(const std::exception_ptr& error);
 
  private:
@@ -84,13 +90,15 @@ class Post {
   bool concerns(const Correspondent& with) const;
   std::shared_ptr<Delivery> take_receive(int from, std::uint64_t tag);
   bool take_kept(const std::shared_ptr<Delivery>& receive);
-  std::vector<Link*> links();
+  void finish(Delivery& delivery, int source);
+  void collect(std::vector<pollfd>& into);
 
   const int rank_;
   std::mutex mutex_;
   std::map<int, std::unique_ptr<Correspondent>> peers_;
   std::list<std::shared_ptr<Delivery>> receives_;  // in the order in which they were posted
   std::uint64_t kept_bytes_ = 0;
+  std::vector<std::shared_ptr<void>> finished_;
 };
 
 }  // namespace argosy

@@ -41,13 +41,13 @@ class ShmLink final : public Link {
   bool send(const Frame& frame, const std::byte* payload, std::uint64_t* sent) override;
   bool flush() override { return false; }
   bool receive(Sink& sink) override;
+  void forsake() override {}
   void shut() override {}   // the owner of the memory tells
   void adopt() override {}  // what was sent is in the ring; what is received is copied within a call
   std::size_t lanes() const override { return 1; }
   std::size_t room() const override { return slot_bytes_; }
   bool wakes() const override { return false; }
   std::size_t descriptors(pollfd*, std::size_t) const override { return 0; }
-  bool want_write() const override { return false; }
 
  private:
   Ring::Slot& slot(Ring& ring, std::uint64_t number) const;

@@ -32,11 +32,13 @@ class TcpLink final : public Link {
   bool receive(Sink& sink) override;
   void adopt() override;
   void shut() override;
+  void forsake() override;
+  // Ends the connections when what was sent is not acknowledged for some seconds.
+  void notice_cuts();
   std::size_t lanes() const override;
   std::size_t room() const override { return Frame::kMaxPayload; }
   bool wakes() const override { return true; }
   std::size_t descriptors(pollfd* into, std::size_t room) const override;
-  bool want_write() const override;
 
  private:
   // What is read beyond the payload in hand: the next head, and a small payload whole. One call to the kernel brings

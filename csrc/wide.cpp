@@ -28,6 +28,10 @@ void divide(const Operation& what, std::byte* data, std::size_t count, int ranks
   }
 }
 
+// A sum of 16-bit floats may overflow where their average does not: there each rank divides first.
+bool divides_first(const Operation& what) { return what.op == Op::avg && what.dtype == DType::f16; }
+bool divides_last(const Operation& what) { return what.op == Op::avg && what.dtype != DType::f16; }
+
 // Memory that is not filled first.
 std::unique_ptr<std::byte[]> scratch(std::size_t bytes) { return std::make_unique_for_overwrite<std::byte[]>(bytes); }
 
@@ -43,12 +47,6 @@ struct Wide::Context {
   Watch& watch;
 };
 
-const Plan& Wide::plan(const Operation& operation) const {
-  const auto found = plans_.find(key(operation));
-  if (found == plans_.end()) throw std::logic_error("no plan for " + describe(operation.packed(), 0));
-  return found->second;
-}
-
 std::vector<Step> Wide::steps(const Plan& plan, std::byte* data, std::size_t count, std::size_t element) const {
   const Parts slots{count, plan.slots};
   std::vector<Step> steps;
@@ -60,10 +58,10 @@ std::vector<Step> Wide::steps(const Plan& plan, std::byte* data, std::size_t cou
   return steps;
 }
 
-void Wide::go(const std::vector<Step>& steps, const Context& context) {
+void Wide::go(const std::vector<Step>& steps, const Context& context, std::uint64_t earlier) {
   Program program;
   program.steps = steps;
-  program.operation.sequence = context.notice.sequence;
+  program.operation.sequence = context.notice.sequence - earlier;
   program.operation.operation = context.what.packed();
   program.operation.count = context.request.count;
   program.operation.from = static_cast<std::uint32_t>(rank_);
@@ -76,6 +74,9 @@ void Wide::go(const std::vector<Step>& steps, const Context& context) {
 
 void Wide::run(const Request& request, const Notice& notice, Local& local, Watch& watch) {
   const Operation& what = request.operation;
+  const bool planned = what.collective != Collective::gather && what.collective != Collective::scatter &&
+                       what.collective != Collective::all_to_all;
+  if (planned && !request.plan) throw std::logic_error("no plan for " + describe(what.packed(), request.count));
   const bool reduces = what.collective == Collective::all_reduce || what.collective == Collective::reduce ||
                        what.collective == Collective::reduce_scatter || what.collective == Collective::barrier;
   const Op op = what.op == Op::avg ? Op::sum : what.op;
@@ -93,7 +94,7 @@ void Wide::run(const Request& request, const Notice& notice, Local& local, Watch
     case Collective::all_gather:
       return all_gather(context);
     case Collective::broadcast:
-      return go(steps(plan(what), request.out, request.count, context.element), context);
+      return go(steps(*request.plan, request.out, request.count, context.element), context);
     case Collective::gather:
       return gather(context);
     case Collective::scatter:
@@ -102,7 +103,7 @@ void Wide::run(const Request& request, const Notice& notice, Local& local, Watch
       return all_to_all(context);
     case Collective::barrier: {
       std::byte token[16] = {};
-      return go(steps(plan(what), token, 1, context.element), context);
+      return go(steps(*request.plan, token, 1, context.element), context);
     }
     case Collective::message:
       break;
@@ -111,13 +112,14 @@ void Wide::run(const Request& request, const Notice& notice, Local& local, Watch
 }
 
 void Wide::all_reduce(const Context& context) {
-  const Plan& chosen = plan(context.what);
+  if (divides_first(context.what)) divide(context.what, context.request.out, context.count, size_);
+  const Plan& chosen = *context.request.plan;
   if (chosen.owners > 0) {
     hierarchical(context, chosen, context.request);
   } else {
     go(steps(chosen, context.request.out, context.count, context.element), context);
   }
-  if (context.what.op == Op::avg) divide(context.what, context.request.out, context.count, size_);
+  if (divides_last(context.what)) divide(context.what, context.request.out, context.count, size_);
 }
 
 void Wide::hierarchical(const Context& context, const Plan& chosen, const Request& request) {
@@ -128,34 +130,38 @@ void Wide::hierarchical(const Context& context, const Plan& chosen, const Reques
 }
 
 void Wide::reduce(const Context& context) {
-  const Plan& chosen = plan(context.what);
+  const Plan& chosen = *context.request.plan;
   std::byte* const data = context.request.out;
   const bool root = static_cast<int>(context.what.root) == rank_;
   const bool receives = std::any_of(chosen.parts.begin(), chosen.parts.end(),
                                     [](const Plan::Part& part) { return part.kind != Step::Kind::send; });
-  if (root || !receives) {
+  const bool first = divides_first(context.what);
+  if (root && first) divide(context.what, data, context.count, size_);
+  if (root || (!receives && !first)) {
     go(steps(chosen, data, context.count, context.element), context);
   } else {
     const auto copy = scratch(context.count * context.element);
     std::memcpy(copy.get(), data, context.count * context.element);
+    if (first) divide(context.what, copy.get(), context.count, size_);
     go(steps(chosen, copy.get(), context.count, context.element), context);
   }
-  if (root && context.what.op == Op::avg) divide(context.what, data, context.count, size_);
+  if (root && divides_last(context.what)) divide(context.what, data, context.count, size_);
 }
 
 void Wide::reduce_scatter(const Context& context) {
   const std::size_t bytes = context.count * context.element;
   const auto copy = scratch(bytes * size_);
   std::memcpy(copy.get(), context.request.in, bytes * size_);
-  go(steps(plan(context.what), copy.get(), context.count * size_, context.element), context);
+  if (divides_first(context.what)) divide(context.what, copy.get(), context.count * size_, size_);
+  go(steps(*context.request.plan, copy.get(), context.count * size_, context.element), context);
   std::memcpy(context.request.out, copy.get() + rank_ * bytes, bytes);
-  if (context.what.op == Op::avg) divide(context.what, context.request.out, context.count, size_);
+  if (divides_last(context.what)) divide(context.what, context.request.out, context.count, size_);
 }
 
 void Wide::all_gather(const Context& context) {
   const std::size_t bytes = context.count * context.element;
   std::memcpy(context.request.out + rank_ * bytes, context.request.in, bytes);
-  go(steps(plan(context.what), context.request.out, context.count * size_, context.element), context);
+  go(steps(*context.request.plan, context.request.out, context.count * size_, context.element), context);
 }
 
 void Wide::gather(const Context& context) {
@@ -183,6 +189,24 @@ void Wide::scatter(const Context& context) {
   go(steps, context);
 }
 
+// Sizes are the callers' own: all ranks hear first what the others will send, in the number before the operation's.
+void Wide::compare_splits(const Context& context) {
+  std::vector<std::uint64_t> sent(context.request.in_bytes.begin(), context.request.in_bytes.end()), told(size_);
+  told[rank_] = sent[rank_];
+  std::vector<Step> steps;
+  for (int ahead = 1; ahead < size_; ++ahead) {
+    const int target = (rank_ + ahead) % size_, source = (rank_ + size_ - ahead) % size_;
+    steps.push_back({Step::Kind::send, target, reinterpret_cast<std::byte*>(&sent[target]), sizeof sent[target]});
+    steps.push_back({Step::Kind::copy, source, reinterpret_cast<std::byte*>(&told[source]), sizeof told[source]});
+  }
+  go(steps, context, 1);
+  for (int peer = 0; peer < size_; ++peer) {
+    if (told[peer] != context.request.out_bytes[peer]) {
+      throw splits_differ(rank_, peer, told[peer], context.request.out_bytes[peer]);
+    }
+  }
+}
+
 // In round k every rank sends to the one k places further on, as pairwise exchange does, with sizes of their own.
 void Wide::all_to_all(const Context& context) {
   const Request& request = context.request;
@@ -193,9 +217,7 @@ void Wide::all_to_all(const Context& context) {
     from[peer] = in, to[peer] = out;
     in += request.in_bytes[peer], out += request.out_bytes[peer];
   }
-  if (request.in_bytes[rank_] != request.out_bytes[rank_]) {
-    throw Failure(Failure::Kind::mismatch, rank_, "the splits differ for what a rank sends to itself (all_to_all)");
-  }
+  compare_splits(context);
   std::memcpy(to[rank_], from[rank_], request.in_bytes[rank_]);
   std::vector<Step> steps;
   for (int ahead = 1; ahead < size_; ++ahead) {

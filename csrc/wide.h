@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "link.h"
@@ -42,9 +43,21 @@ class Wide {
     for (const auto& [peer, link] : links_) link->shut();
   }
 
-  // A plan is for a collective, an algorithm and a root.
-  void set_plan(const Operation& operation, Plan plan) { plans_[key(operation)] = std::move(plan); }
-  bool has_plan(const Operation& operation) const { return plans_.contains(key(operation)); }
+  void forsake() {
+    for (const auto& [peer, link] : links_) link->forsake();
+  }
+
+  // A plan is for a collective, an algorithm and a root. Threads may set plans while others look for them.
+  void set_plan(const Operation& operation, Plan plan) {
+    const std::lock_guard lock(mutex_);
+    plans_[key(operation)] = std::make_shared<const Plan>(std::move(plan));
+  }
+  // Null if the operation needs none.
+  std::shared_ptr<const Plan> plan(const Operation& operation) const {
+    const std::lock_guard lock(mutex_);
+    const auto found = plans_.find(key(operation));
+    return found != plans_.end() ? found->second : nullptr;
+  }
 
   void run(const Request& request, const Notice& notice, Local& local, Watch& watch);
 
@@ -54,9 +67,9 @@ class Wide {
   static std::uint64_t key(const Operation& operation) {
     return Operation{operation.collective, DType{}, Op{}, operation.algorithm, operation.root}.packed();
   }
-  const Plan& plan(const Operation& operation) const;
   std::vector<Step> steps(const Plan& plan, std::byte* data, std::size_t count, std::size_t element) const;
-  void go(const std::vector<Step>& steps, const Context& context);
+  void go(const std::vector<Step>& steps, const Context& context, std::uint64_t earlier = 0);
+  void compare_splits(const Context& context);
 
   void all_reduce(const Context& context);
   void hierarchical(const Context& context, const Plan& plan, const Request& request);
@@ -69,7 +82,8 @@ class Wide {
 
   const int rank_, size_;
   std::map<int, std::unique_ptr<Link>> links_;
-  std::map<std::uint64_t, Plan> plans_;
+  mutable std::mutex mutex_;
+  std::map<std::uint64_t, std::shared_ptr<const Plan>> plans_;
 };
 
 }  // namespace argosy

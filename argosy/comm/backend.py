@@ -71,7 +71,7 @@ def _create(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGr
         size,
         config=CommConfig(timeout_seconds=timeout.total_seconds()),
         secret=Secret.from_hex(secret) if secret else None,
-        host_id=os.environ.get("ARGOSY_HOST_ID"),
+        host_id=os.environ.get("ARGOSY_HOST_ID") or None,
     )
     return ArgosyProcessGroup(store, engine, timeout)
 

@@ -19,7 +19,7 @@ from argosy.comm.sockets import JoinError
 
 MAX_CARD_BYTES: Final = 4096
 PHASES: Final = ("card", "reached", "listen", "done")
-_MAX_REASON: Final = 1000
+_MAX_REASON: Final = 500  # characters, of up to 6 bytes in JSON
 
 
 class Board:

@@ -19,6 +19,10 @@ _REDUCIBLE = len(_FLOATS) + len(_INTEGERS)
 
 def movable(tensor: Tensor) -> int:
     """The native number of a tensor's type; raises for a tensor that the engine cannot read."""
+    if tensor.is_conj() or tensor.is_neg():
+        raise ValueError(
+            "the tensor is a view that conjugates or negates lazily; use .resolve_conj() or .resolve_neg()"
+        )
     if not tensor.is_contiguous() or not tensor.is_cpu:
         raise ValueError(
             f"the engine takes contiguous tensors on the CPU, not one on {tensor.device} with strides "

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import weakref
-from collections import deque
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, NoReturn
@@ -69,7 +69,11 @@ class EngineGroup(Group):
         self._forced = config.algorithm
         self._direct = self._one_host and self._forced in ("auto", DIRECT)
         self._planned: set[tuple[int, int, int]] = set()
-        self._started: deque[Pending] = deque()
+        # A forked child must not keep the connections open that this process's death is to end.
+        alive = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _forsake(alive()))
+        # Threads that still wait when the interpreter ends come back before it does.
+        weakref.finalize(self, engine.drop)
 
     @classmethod
     def join(
@@ -95,8 +99,11 @@ class EngineGroup(Group):
             sockets=config.sockets,
             deadline_seconds=config.timeout_seconds,
         )
-        engine.start()
         group = cls(engine, rank, meeting, config)
+        try:
+            engine.start()
+        except EngineError as error:
+            group._raise(error)
         if not group._direct:
             group.measure_links()
         return group
@@ -124,12 +131,19 @@ class EngineGroup(Group):
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """A tensor in memory that all ranks of the host map, filled with zeros; it is given back with the tensor."""
+        if not all(isinstance(size, int) and size >= 0 for size in shape):
+            raise ValueError(f"empty{shape}: give the sizes as whole numbers, such as empty(3, 4)")
         elements = math.prod(shape)
-        size_bytes = max(elements * dtype.itemsize, 1)
-        address = self._engine.allocate(size_bytes)
+        if elements == 0:
+            return torch.empty(shape, dtype=dtype)
+        size_bytes = elements * dtype.itemsize
+        try:
+            address = self._engine.allocate(size_bytes)
+        except MemoryError:
+            raise MemoryError(f"{size_bytes} bytes do not fit into the memory that this host's ranks share") from None
         memory = (ctypes.c_char * size_bytes).from_address(address)
         weakref.finalize(memory, self._engine.release, address).atexit = False
-        return torch.frombuffer(memory, dtype=dtype, count=elements).view(shape) if elements else torch.empty(shape)
+        return torch.frombuffer(memory, dtype=dtype, count=elements).view(shape)
 
     def all_reduce(self, tensor: Tensor, op: Op = "sum", *, wait: bool = True) -> Pending:
         """Replace `tensor` on every member by the members' tensors combined."""
@@ -214,21 +228,23 @@ class EngineGroup(Group):
         return self._post(False, tensor, source, tag, wait)
 
     def _post(self, sending: bool, tensor: Tensor, peer: int | None, tag: int, wait: bool) -> Pending:
+        if self.size == 1:
+            raise ValueError("this group has one rank: there is nobody to send to, or to receive from")
+        if not 0 <= tag < 1 << 63:
+            raise ValueError(f"tag={tag}: a tag is 0 or more")
         if peer is not None and (not 0 <= peer < self.size or peer == self.rank):
             raise ValueError(f"rank {peer} is no peer of rank {self.rank}: messages go to another rank of {self.size}")
         number = -1 if peer is None else peer
         size_bytes = tensor.numel() * tensor.itemsize
         try:
             delivery = self._engine.post(
-                sending, number, tag, movable(tensor), tensor.data_ptr(), size_bytes, self._timeout
+                sending, number, tag, movable(tensor), tensor.data_ptr(), size_bytes, self._timeout, tensor
             )
         except EngineError as error:
             self._raise(error)
-        posted = _Posted(self, delivery, tensor)
+        posted = _Posted(self, delivery)
         if wait:
             posted.wait()
-        else:
-            self._keep(posted)
         return posted
 
     def barrier(self, *, wait: bool = True) -> Pending:
@@ -282,21 +298,17 @@ class EngineGroup(Group):
     ) -> Pending:
         size_bytes = count * kept[0].itemsize if kept[0] is not None else 0
         algorithm = 0 if self._direct else self._algorithm(collective, root, size_bytes)
-        ticket = self._engine.submit(
-            collective, dtype, op, algorithm, root, source, target, count, self._timeout, in_bytes, out_bytes
-        )
-        started = _Started(self, ticket, kept)
+        try:
+            ticket = self._engine.submit(
+                collective, dtype, op, algorithm, root, source, target, count, self._timeout, in_bytes, out_bytes, kept
+            )
+        except EngineError as error:
+            self._raise(error)
+        started = _Started(self, ticket)
         if wait:
             started.wait()
             return DONE
-        self._keep(started)
         return started
-
-    def _keep(self, started: Pending) -> None:
-        """Whoever drops an operation, its tensors live until it is done."""
-        while self._started and self._started[0].done():
-            self._started.popleft()
-        self._started.append(started)
 
     def _algorithm(self, collective: int, root: int, size_bytes: int) -> int:
         """The number of the algorithm for an operation; the engine has its plan when this returns."""
@@ -349,11 +361,16 @@ class EngineGroup(Group):
         return [split * tensor.itemsize for split in splits]
 
 
-class _Started(Pending):
-    """An operation in the engine's queue, and the tensors that it works on."""
+def _forsake(group: EngineGroup | None) -> None:
+    if group is not None:
+        group._engine.forsake()
 
-    def __init__(self, group: EngineGroup, ticket: Ticket, kept: tuple[Tensor | None, ...]) -> None:
-        self._group, self._ticket, self._kept = group, ticket, kept
+
+class _Started(Pending):
+    """An operation in the engine's queue. The engine keeps its tensors until it is done."""
+
+    def __init__(self, group: EngineGroup, ticket: Ticket) -> None:
+        self._group, self._ticket = group, ticket
 
     def wait(self, timeout_seconds: float | None = None) -> None:
         """Return when the operation is done; a caller that comes before it has begun does the work itself."""
@@ -368,10 +385,10 @@ class _Started(Pending):
 
 
 class _Posted(Pending):
-    """A message on its way, and its tensor."""
+    """A message on its way. The engine keeps its tensor until it is done."""
 
-    def __init__(self, group: EngineGroup, delivery: Delivery, kept: Tensor) -> None:
-        self._group, self._delivery, self._kept = group, delivery, kept
+    def __init__(self, group: EngineGroup, delivery: Delivery) -> None:
+        self._group, self._delivery = group, delivery
 
     def wait(self, timeout_seconds: float | None = None) -> None:
         """Return when the message has been handed over, or has come."""

@@ -17,6 +17,7 @@ groups in different orders would wait for each other for ever.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -140,7 +141,14 @@ class StartedWork(Work):
 
     def get_future(self) -> Future[list[Tensor]]:
         """Completed when the operation has ended; see [Note: futures and threads]."""
+        if self._watcher.is_current():
+            # A callback of another future asks for this one and may wait for it, on the very thread that would
+            # complete it. So the operation is done here.
+            with contextlib.suppress(Exception):
+                self.wait()
         with self._lock:
+            if self._future is None and self._watcher.is_current():
+                self._future = self._ended()
             if self._future is None:
                 started: Future[list[Tensor]] = Future()
                 # An exception that is set on a future of Python's is a value to C++, on which DDP crashes. Raised
@@ -148,6 +156,15 @@ class StartedWork(Work):
                 self._future = started.then(lambda ended: ended.value())
                 self._watcher.watch(self, started)
             return self._future
+
+    def _ended(self) -> Future[list[Tensor]]:
+        """A future of an operation that is over."""
+        ended: Future[list[Tensor]] = Future()
+        if self._error is None:
+            ended.set_result(self._tensors)
+        else:
+            ended.set_exception(self._error)  # type: ignore[arg-type]
+        return ended.then(lambda future: future.value())
 
 
 class Watcher:
@@ -165,6 +182,10 @@ class Watcher:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
         self._queue.put((work, future))
+
+    def is_current(self) -> bool:
+        """Whether this is called on the watching thread, by a callback of a future."""
+        return threading.current_thread() is self._thread
 
     def close(self) -> None:
         """Wait for what is watched, and end the thread."""

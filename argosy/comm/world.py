@@ -45,7 +45,7 @@ def join_world(job: Job, config: CommConfig, leaving: ExitStack) -> Group:
         job.world,
         config=config,
         secret=job.secret or _secret(),
-        host_id=os.environ.get("ARGOSY_HOST_ID"),
+        host_id=os.environ.get("ARGOSY_HOST_ID") or None,
     )
     leaving.callback(group.close)
     group.measure_links()

@@ -40,6 +40,7 @@ class DataParallel:
         self._hooks: list[RemovableHandle] = []
         self._listening: set[nn.Parameter] = set()
         self._passes: set[int] = set()
+        self._buckets: dict[torch.dtype, Tensor] = {}
         _refuse_unready(model)
         check_agreement(f"the parameters and buffers of {type(model).__name__}", outline(model), group)
         for tensor in (*model.parameters(), *model.buffers()):
@@ -126,15 +127,24 @@ class DataParallel:
         for tensor in tensors:
             by_type[tensor.dtype].append(tensor)
         for dtype, members in by_type.items():
-            flat = torch.zeros(sum(member.numel() for member in members), dtype=dtype)
+            flat = self._bucket(sum(member.numel() for member in members), dtype)
             if weight:
                 torch.cat([member.detach().reshape(-1).cpu() for member in members], out=flat)
                 flat.mul_(weight)
+            else:
+                flat.zero_()
             self._group.all_reduce(flat)
             parts = flat.split([member.numel() for member in members])
             with torch.no_grad():
                 for member, part in zip(members, parts, strict=True):
                     member.copy_(part.view_as(member))
+
+    def _bucket(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Room for so many numbers, where the group reduces them fastest; kept from step to step."""
+        kept = self._buckets.get(dtype)
+        if kept is None or kept.numel() < count:
+            kept = self._buckets[dtype] = self._group.empty(count, dtype=dtype)
+        return kept[:count]
 
 
 def broadcast_tensor(tensor: Tensor, group: Group) -> None:

@@ -151,11 +151,12 @@ def test_a_peer_that_sends_trifles_does_not_outlive_the_deadline(peer: Peer) -> 
     thread.join(5)
 
 
-def test_an_abort_tells_why(peer: Peer) -> None:
+@pytest.mark.parametrize(("kind", "name"), [(0, "lost"), (1, "timeout"), (3, "aborted"), (99, "aborted")])
+def test_an_abort_tells_what_has_happened_and_why(peer: Peer, kind: int, name: str) -> None:
     reason = "rank 3 is lost: ▲ no route".encode()
-    peer.sockets[0].send(frame(reason, type=ABORT, message=3, **{"from": 1}))
+    peer.sockets[0].send(frame(reason, type=ABORT, message=3, operation=kind, **{"from": 1}))
     failure = peer.fail()
-    assert (failure.kind, failure.peer, str(failure)) == ("aborted", 3, reason.decode())
+    assert (failure.kind, failure.peer, str(failure)) == (name, 3, reason.decode())
 
 
 @pytest.mark.parametrize("kind", ["sockets", "rings"])

@@ -7,6 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -75,6 +76,15 @@ def ddp_with_hook(group):
     model = DistributedDataParallel(Net(), process_group=group)
     model.register_comm_hook(None, halved)
     return [*train(model), *(each.detach() for each in model.parameters())]
+
+
+def ddp_with_power_sgd(group):
+    """Its callbacks start further operations and wait for their futures."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Net(), process_group=group)
+    state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=1, start_powerSGD_iter=2, random_seed=0)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return train(model)
 
 
 def fsdp(group):
@@ -149,6 +159,7 @@ compare("ddp with unused parameters", ddp, find_unused_parameters=True)
 compare("ddp with views", ddp, gradient_as_bucket_view=True, bucket_cap_mb=0.0005)
 compare("ddp with a static graph", ddp, static_graph=True)
 compare("ddp with a hook", ddp_with_hook)
+compare("ddp with powerSGD", ddp_with_power_sgd, exact=False)
 compare("fsdp", fsdp)
 compare("tensor parallel", tensor_parallel)
 compare("redistribute", redistribute)
