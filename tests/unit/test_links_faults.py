@@ -223,11 +223,11 @@ BAD_FRAMES: dict[str, tuple[bytes, str, str]] = {
     "other count": (
         chunk(0, 1024, count=999),
         "mismatch",
-        r"rank 0 is in all_reduce .* of 1000 f32 #7, rank 1 in .* of 999 f32 #7",
+        r"rank 0 calls all_reduce .* of 1000 f32 as operation #7, rank 1 calls .* of 999 f32 as operation #7",
     ),
-    "other operation": (chunk(0, 1024, operation=8), "mismatch", r"rank 1 in barrier #7"),
-    "earlier": (chunk(0, 1024, sequence=6), "mismatch", "rank 1 in .* #6"),
-    "later on the only lane": (chunk(0, 1024) + chunk(0, 1024, sequence=8), "mismatch", "rank 1 in .* #8"),
+    "other operation": (chunk(0, 1024, operation=8), "mismatch", r"rank 1 calls barrier as operation #7"),
+    "earlier": (chunk(0, 1024, sequence=6), "mismatch", "rank 1 calls .* #6"),
+    "later on the only lane": (chunk(0, 1024) + chunk(0, 1024, sequence=8), "mismatch", "rank 1 calls .* #8"),
 }
 
 
@@ -253,7 +253,7 @@ def test_a_later_operation_is_told_when_the_deadline_passes() -> None:
     peer.sockets[0].send(chunk(0, 1024, sequence=SEQUENCE + 1))
     failure = peer.fail(0.2)
     assert (failure.kind, failure.peer) == ("mismatch", 1)
-    assert "rank 1 in all_reduce" in str(failure)
+    assert "rank 1 calls all_reduce" in str(failure)
     assert "#8" in str(failure)
 
 
@@ -268,8 +268,8 @@ def test_both_sides_learn_of_a_mismatch(kind: Kind) -> None:
         return lambda: world.links[rank].run(steps, 3, 0, len(buffers[rank]), "f32", "sum", DEADLINE_SECONDS)
 
     errors = in_threads(call(0), call(1))
-    assert "rank 0 is in all_reduce (sum) of 100 f32 #3, rank 1 in all_reduce (sum) of 101 f32 #3" in str(errors[0])
-    assert "rank 1 is in all_reduce (sum) of 101 f32 #3, rank 0 in all_reduce (sum) of 100 f32 #3" in str(errors[1])
+    assert "rank 0 calls all_reduce (sum) of 100 f32 as operation #3, rank 1 calls all_reduce (sum) of 101 f32" in str(errors[0])
+    assert "rank 1 calls all_reduce (sum) of 101 f32 as operation #3, rank 0 calls all_reduce (sum) of 100 f32" in str(errors[1])
     world.close()
 
 
