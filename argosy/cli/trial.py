@@ -1,7 +1,8 @@
 """A short trial of communication on this machine: a few workers join, measure their links, and time all-reduces.
 
 `run` starts the workers and collects what they found. They meet at a file in a folder of their own: nothing listens.
-A worker is this module run as a program; it ends when the one who started it does, and it tells its result as JSON.
+A worker is `trial_worker.py` run as a program; it ends when the one who started it does, and it tells its result as
+JSON. It is a module of its own because it needs torch, which takes seconds to load.
 """
 
 from __future__ import annotations
@@ -9,27 +10,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Final
-
-import torch
-from torch._C._distributed_c10d import FileStore
-
-from argosy import _native
-from argosy.comm.config import CommConfig
-from argosy.comm.engine import EngineGroup
-from argosy.comm.schedule import Collective
-from argosy.comm.select import links_event
-
-SIZES: Final = tuple(1 << power for power in range(10, 27, 2))
-_ROUND_SECONDS: Final = 0.15
-_JOIN_SECONDS: Final = 30.0
+from typing import Any
 
 
 class TrialError(RuntimeError):
@@ -56,7 +43,7 @@ def _start(rank: int, workers: int, folder: Path, watched: int) -> subprocess.Po
     threads = str(max(1, len(os.sched_getaffinity(0)) // workers))
     with (folder / f"{rank}.err").open("wb") as errors:
         return subprocess.Popen(
-            [sys.executable, "-m", "argosy.cli.trial", str(rank), str(workers), str(folder), str(watched)],
+            [sys.executable, "-m", "argosy.cli.trial_worker", str(rank), str(workers), str(folder), str(watched)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
@@ -88,41 +75,3 @@ def _end(started: list[subprocess.Popen[bytes]]) -> None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-
-def main() -> None:
-    """Be one of the workers."""
-    rank, size, folder, parent = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
-    _native.guard(parent)
-    config = CommConfig(timeout_seconds=_JOIN_SECONDS)
-    store = FileStore(str(folder / "store"), size)
-    group = EngineGroup.join(store, rank, size, config=config, secret=None, host_id=os.environ.get("ARGOSY_HOST_ID"))
-    found = {"links": links_event(group.measure_links()), "sizes": [_timed(group, size_bytes) for size_bytes in SIZES]}
-    if rank == 0:
-        (folder / "found.json").write_text(json.dumps(found))
-    group.barrier()
-    group.close()
-
-
-def _timed(group: EngineGroup, size_bytes: int) -> dict[str, Any]:
-    """All-reduces of one size: what was chosen, and the median of their times, on the slowest rank."""
-    choice = group.selector.choose(Collective.ALL_REDUCE, size_bytes)
-    tensor = group.empty(size_bytes // 4)
-    for _ in range(3):
-        group.all_reduce(tensor)
-    # As often as the time allows; the ranks must agree how often.
-    times = torch.tensor([min(max(_ROUND_SECONDS / max(choice.seconds, 1e-6), 5), 200)], dtype=torch.float64)
-    group.all_reduce(times, "min")
-    seconds = []
-    for _ in range(int(times)):
-        group.barrier()
-        begin = time.perf_counter()
-        group.all_reduce(tensor)
-        seconds.append(time.perf_counter() - begin)
-    median = torch.tensor([statistics.median(seconds)], dtype=torch.float64)
-    group.all_reduce(median, "max")
-    return choice.event(Collective.ALL_REDUCE, size_bytes) | {"measured_seconds": float(median)}
-
-
-if __name__ == "__main__":
-    main()

@@ -294,7 +294,7 @@ class ArgosyProcessGroup(TorchGroup):
         if elsewhere := self._elsewhere(tensors):
             return self._handed_over(elsewhere, "send", tensors, to, tag)
         pending = self._engine.send(dense("send", tensor), to, tag, wait=False)
-        return StartedWork(pending, tensors, self._watcher, self._timeout_seconds, None)
+        return StartedWork(pending, tensors, self._watcher, None, None)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Work:
         """Receive a tensor from one rank."""
@@ -312,4 +312,4 @@ class ArgosyProcessGroup(TorchGroup):
         tensor = only("recv", tensors)
         place = room("recv", tensor)
         pending = self._engine.receive(place, source, tag, wait=False)
-        return StartedWork(pending, tensors, self._watcher, self._timeout_seconds, put_back(tensor, place))
+        return StartedWork(pending, tensors, self._watcher, None, put_back(tensor, place))

@@ -63,7 +63,7 @@ class EngineGroup(Group):
         self.hosts = meeting.hosts
         self.host_names = meeting.names
         self._engine = engine
-        self._timeout = config.timeout_seconds
+        self.timeout_seconds = config.timeout_seconds
         self.selector = Selector(Topology(meeting.hosts), config.algorithm)
         self._one_host = len(set(meeting.hosts)) == 1
         self._forced = config.algorithm
@@ -115,7 +115,7 @@ class EngineGroup(Group):
             return [row.tolist() for row in self.all_gather(torch.tensor(values, dtype=torch.float64))]
 
         if self.size > 1:
-            trials = Trials(self._engine, self.selector.topology, self._timeout)
+            trials = Trials(self._engine, self.selector.topology, self.timeout_seconds)
             with closing(trials):
                 topology = measure(self.rank, self.hosts, trials.exchange, trials.reduce_inside, gather)
             self.selector = Selector(topology, self._forced)
@@ -238,7 +238,7 @@ class EngineGroup(Group):
         size_bytes = tensor.numel() * tensor.itemsize
         try:
             delivery = self._engine.post(
-                sending, number, tag, movable(tensor), tensor.data_ptr(), size_bytes, self._timeout, tensor
+                sending, number, tag, movable(tensor), tensor.data_ptr(), size_bytes, self.timeout_seconds, tensor
             )
         except EngineError as error:
             self._raise(error)
@@ -277,7 +277,7 @@ class EngineGroup(Group):
         try:
             count = counted.numel()
             algorithm = 0 if self._direct else self._algorithm(collective, root, count * counted.itemsize)
-            self._engine.run(collective, dtype, op, algorithm, root, source, target, count, self._timeout)
+            self._engine.run(collective, dtype, op, algorithm, root, source, target, count, self.timeout_seconds)
         except EngineError as error:
             self._raise(error)
         return DONE
@@ -300,7 +300,18 @@ class EngineGroup(Group):
         algorithm = 0 if self._direct else self._algorithm(collective, root, size_bytes)
         try:
             ticket = self._engine.submit(
-                collective, dtype, op, algorithm, root, source, target, count, self._timeout, in_bytes, out_bytes, kept
+                collective,
+                dtype,
+                op,
+                algorithm,
+                root,
+                source,
+                target,
+                count,
+                self.timeout_seconds,
+                in_bytes,
+                out_bytes,
+                kept,
             )
         except EngineError as error:
             self._raise(error)

@@ -13,7 +13,11 @@ class Pending(ABC):
 
     @abstractmethod
     def wait(self, timeout_seconds: float | None = None) -> None:
-        """Return when the operation is done; raise the `CommError` it failed with."""
+        """Return when the operation is done; raise the `CommError` it failed with.
+
+        The operation has the group's deadline. A shorter time given here ends the wait for a collective, which goes
+        on; a message that does not come in it breaks the group.
+        """
 
     @abstractmethod
     def done(self) -> bool:

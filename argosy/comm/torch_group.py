@@ -51,7 +51,6 @@ class TorchGroup(ProcessGroup):
         self._engine = engine
         self._size = engine.size
         self._timeout = timeout
-        self._timeout_seconds: float | None = None  # other than the engine's own
         self._watcher = Watcher(f"argosy futures of rank {engine.rank}")
         self._nccl: Any = None
         self._monitored = 0
@@ -86,7 +85,7 @@ class TorchGroup(ProcessGroup):
     def set_timeout(self, timeout: timedelta) -> None:
         """How long operations may wait for their peers from now on."""
         self._timeout = timeout
-        self._timeout_seconds = timeout.total_seconds()
+        self._engine.timeout_seconds = timeout.total_seconds()
 
     def abort(self) -> None:
         """Fail every operation of the group that is under way, here and on its peers."""
@@ -122,10 +121,10 @@ class TorchGroup(ProcessGroup):
 
     def _waits(self, opts: Any) -> bool:
         """Whether the engine can run it to its end at once: nobody goes on meanwhile, and its deadline is the usual."""
-        return not opts.asyncOp and self._timeout_seconds is None and opts.timeout.days < 0
+        return not opts.asyncOp and opts.timeout.days < 0
 
     def _work(self, pending: Pending, tensors: list[Tensor], opts: Any, finish: Finish | None = None) -> Work:
-        timeout_seconds = self._timeout_seconds if opts.timeout.days < 0 else opts.timeout.total_seconds() or None
+        timeout_seconds = None if opts.timeout.days < 0 else opts.timeout.total_seconds() or None
         if opts.asyncOp:
             return StartedWork(pending, tensors, self._watcher, timeout_seconds, finish)
         if not self._waits(opts):

@@ -3,6 +3,8 @@
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -347,3 +349,9 @@ def test_a_full_disk_does_not_hide_a_line(capsys: pytest.CaptureFixture[str], tm
     assert shown.out == "[0] first\n[0] second\n"
     assert "[0] Traceback\n" in shown.err
     assert shown.err.count("cannot be written") == 1
+
+
+def test_the_command_line_loads_no_torch() -> None:
+    """It takes seconds to load, and a launcher on each of a hundred hosts has no use for it."""
+    code = "import sys, argosy.cli.main; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
