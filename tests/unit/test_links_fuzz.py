@@ -23,6 +23,8 @@ def mutated(source: random.Random) -> list[bytes]:
             if source.random() < 0.08:
                 name = source.choice(["offset", "message", "length", "sequence", "operation", "count", "type", "from"])
                 fields[name] = source.getrandbits(source.choice([1, 2, 4, 9, 12, 32]))
+                if name == "type":
+                    fields["operation"] = 3  # should it be an abort: of the kind that is told apart from the others
             payload = source.randbytes(min(size, total - offset))
             fields = {"sequence": 1, "count": COUNT, "offset": offset} | fields
             frames.append(frame(payload, **fields))
