@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from argosy._native import Delivery, Engine, EngineError, Ticket
+from argosy._native import Engine, EngineError
 from argosy.comm.config import CommConfig
 from argosy.comm.elements import OPS, check_sizes, movable, reducible
 from argosy.comm.errors import Aborted, CommError, Corrupted, DeadlinePassed, Mismatch, PeerLost
@@ -36,6 +36,7 @@ from argosy.comm.plans import DIRECT, NUMBERS, make_plan
 from argosy.comm.rendezvous import Meeting, meet
 from argosy.comm.schedule import Collective
 from argosy.comm.select import Selector, links_event
+from argosy.comm.started import Posted, Started
 from argosy.comm.topology import Topology
 from argosy.comm.trials import Trials
 from argosy.control.secret import Secret
@@ -242,7 +243,7 @@ class EngineGroup(Group):
             )
         except EngineError as error:
             self._raise(error)
-        posted = _Posted(self, delivery)
+        posted = Posted(self._engine, delivery, self._raise)
         if wait:
             posted.wait()
         return posted
@@ -315,7 +316,7 @@ class EngineGroup(Group):
             )
         except EngineError as error:
             self._raise(error)
-        started = _Started(self, ticket)
+        started = Started(self._engine, ticket, self._raise)
         if wait:
             started.wait()
             return DONE
@@ -375,40 +376,3 @@ class EngineGroup(Group):
 def _forsake(group: EngineGroup | None) -> None:
     if group is not None:
         group._engine.forsake()
-
-
-class _Started(Pending):
-    """An operation in the engine's queue. The engine keeps its tensors until it is done."""
-
-    def __init__(self, group: EngineGroup, ticket: Ticket) -> None:
-        self._group, self._ticket = group, ticket
-
-    def wait(self, timeout_seconds: float | None = None) -> None:
-        """Return when the operation is done; a caller that comes before it has begun does the work itself."""
-        try:
-            self._group._engine.wait(self._ticket, timeout_seconds)
-        except EngineError as error:
-            self._group._raise(error)
-
-    def done(self) -> bool:
-        """Whether it is over."""
-        return self._ticket.done
-
-
-class _Posted(Pending):
-    """A message on its way. The engine keeps its tensor until it is done."""
-
-    def __init__(self, group: EngineGroup, delivery: Delivery) -> None:
-        self._group, self._delivery = group, delivery
-
-    def wait(self, timeout_seconds: float | None = None) -> None:
-        """Return when the message has been handed over, or has come."""
-        try:
-            self._group._engine.wait_message(self._delivery, timeout_seconds)
-        except EngineError as error:
-            self._group._raise(error)
-        self.source = self._delivery.source
-
-    def done(self) -> bool:
-        """Whether it is over."""
-        return self._group._engine.message_done(self._delivery)

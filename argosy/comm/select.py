@@ -16,11 +16,11 @@ from typing import Any, Final
 
 from argosy.comm.algorithms.catalogue import ALGORITHMS, suits
 from argosy.comm.cost import simulate_sizes
+from argosy.comm.plans import DIRECT
 from argosy.comm.schedule import Collective
 from argosy.comm.topology import Topology
 
 AUTO: Final = "auto"
-DIRECT: Final = "direct"
 HIERARCHICAL: Final = "hierarchical"
 _MIN_POWER, _MAX_POWER = 3, 40
 
