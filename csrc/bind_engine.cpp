@@ -26,8 +26,6 @@ namespace {
 
 std::byte* address(std::uintptr_t number) { return reinterpret_cast<std::byte*>(number); }
 
-constexpr const char* kKinds[] = {"lost", "timeout", "mismatch", "aborted", "corrupt"};
-
 // Raised as EngineError(kind, peer, sequence, operation, text).
 PyObject* engine_error = nullptr;
 
@@ -35,8 +33,8 @@ void raise_engine_error(const std::exception_ptr& pointer, void*) {
   try {
     std::rethrow_exception(pointer);
   } catch (const OperationFailed& failed) {
-    const nb::object value = nb::make_tuple(kKinds[static_cast<int>(failed.kind)], failed.peer, failed.sequence,
-                                            failed.operation, failed.what());
+    const nb::object value =
+        nb::make_tuple(Failure::name(failed.kind), failed.peer, failed.sequence, failed.operation, failed.what());
     PyErr_SetObject(engine_error, value.ptr());
   }
 }

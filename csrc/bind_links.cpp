@@ -31,22 +31,6 @@ namespace {
 
 using namespace argosy;
 
-const char* kind_name(Failure::Kind kind) {
-  switch (kind) {
-    case Failure::Kind::lost:
-      return "lost";
-    case Failure::Kind::timeout:
-      return "timeout";
-    case Failure::Kind::mismatch:
-      return "mismatch";
-    case Failure::Kind::aborted:
-      return "aborted";
-    case Failure::Kind::corrupt:
-      return "corrupt";
-  }
-  return "unknown";
-}
-
 void raise_failure(const std::exception_ptr& pointer, void* type) {
   try {
     std::rethrow_exception(pointer);
@@ -55,7 +39,7 @@ void raise_failure(const std::exception_ptr& pointer, void* type) {
     // The reason may have come from a peer, so it need not be UTF-8.
     const nb::object text = nb::steal(PyUnicode_DecodeUTF8(failure.what(), std::strlen(failure.what()), "replace"));
     const nb::object error = failure_type(text);
-    error.attr("kind") = kind_name(failure.kind);
+    error.attr("kind") = Failure::name(failure.kind);
     error.attr("peer") = failure.peer;
     PyErr_SetObject(failure_type.ptr(), error.ptr());
   }

@@ -15,6 +15,11 @@ struct Failure : std::runtime_error {
     corrupt,   // bytes arrived that no peer sent
   };
 
+  static const char* name(Kind kind) {
+    constexpr const char* kNames[] = {"lost", "timeout", "mismatch", "aborted", "corrupt"};
+    return kNames[static_cast<int>(kind)];
+  }
+
   Failure(Kind kind, int peer, const std::string& message) : std::runtime_error(message), kind(kind), peer(peer) {}
 
   Kind kind;

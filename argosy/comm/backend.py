@@ -39,8 +39,9 @@ from torch._C._distributed_c10d import (
 
 from argosy.comm import staging
 from argosy.comm.config import CommConfig
+from argosy.comm.elements import REDUCIBLE
 from argosy.comm.engine import EngineGroup
-from argosy.comm.staging import OPS, REDUCIBLE, dense, only, put_back, reducible, room
+from argosy.comm.staging import OPS, dense, only, put_back, reducible, room
 from argosy.comm.torch_group import NAME, TorchGroup
 from argosy.comm.work import StartedWork, as_one, finished
 from argosy.control.secret import Secret

@@ -14,7 +14,7 @@ _INTEGERS = (torch.int32, torch.int64, torch.int8, torch.uint8, torch.int16)
 _MOVED = (torch.bool, torch.complex64, torch.complex128)
 _NUMBERS = {dtype: number for number, dtype in enumerate((*_FLOATS, *_INTEGERS, *_MOVED))}
 _RAW = {1: 12, 2: 13, 4: 14, 8: 15}  # other types are moved, and not reduced: by the bytes of an element
-_REDUCIBLE = len(_FLOATS) + len(_INTEGERS)
+REDUCIBLE = frozenset((*_FLOATS, *_INTEGERS))
 
 
 def movable(tensor: Tensor) -> int:
@@ -41,7 +41,7 @@ def reducible(tensor: Tensor, op: Op) -> int:
     number = movable(tensor)
     if op not in OPS:
         raise ValueError(f"op={op!r}: choose one of {', '.join(OPS)}")
-    if number >= _REDUCIBLE:
+    if tensor.dtype not in REDUCIBLE:
         raise ValueError(f"{tensor.dtype} cannot be reduced; convert it to another type (bool to uint8, say)")
     if number < len(_FLOATS) and OPS[op] >= OPS["band"]:
         raise ValueError(f"{op} works on whole numbers, and the tensor is {tensor.dtype}")
