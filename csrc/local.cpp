@@ -22,31 +22,73 @@ struct Sources {
 
 }  // namespace
 
+// How a tensor goes through the window: every member owns a part of it, and of all parts a chunk goes at a time. A slot
+// holds the chunk of each part, one behind the other, and behind them a chunk of the result.
+struct Local::Chunks {
+  Chunks(const Crew& crew, std::size_t element_bytes, std::byte* tensor, std::size_t count)
+      : parts{count, crew.size()},
+        element(element_bytes),
+        width(std::min(at_least_one(crew.chunk_bytes() / crew.size() / element), parts.longest())),
+        me(crew.me()),
+        data(tensor) {}
+
+  std::size_t input(std::size_t owner) const { return owner * width * element; }
+  std::size_t result() const { return input(parts.parts); }
+  std::size_t slot_bytes() const { return input(parts.parts + 1); }
+
+  std::byte* part(std::size_t owner, std::size_t done) const { return data + (parts.begin(owner) + done) * element; }
+  std::size_t bytes(std::size_t owner, std::size_t done) const {
+    const std::size_t length = parts.length(owner);
+    return done < length ? std::min(width, length - done) * element : 0;
+  }
+  void give(std::byte* slot, std::size_t done) const {
+    for (std::size_t owner = 0; owner < parts.parts; ++owner) {
+      if (owner != me) std::memcpy(slot + input(owner), part(owner, done), bytes(owner, done));
+    }
+  }
+
+  Parts parts;
+  std::size_t element, width, me;
+  std::byte* data;
+};
+
 void Local::barrier(const Notice& notice) { crew_.meet(notice, watch_); }
 
 void Local::all_reduce(Notice notice, Reduction reduction, std::byte* data, std::size_t count) {
   const std::size_t bytes = count * reduction.element_bytes;
   if (bytes * crew_.size() <= kSmallBytes) return reduce_small(notice, reduction, data, count);
-  if (heap_.holds(data, bytes)) notice.offset = static_cast<std::uint64_t>(data - heap_.base());
+  const Chunks chunks(crew_, reduction.element_bytes, data, count);
+  // A tensor that is not in the heap will go through the window: its first chunk is shown at the first meeting already.
+  std::byte* const slot = crew_.slot(chunks.slot_bytes());
+  if (heap_.holds(data, bytes)) {
+    notice.offset = static_cast<std::uint64_t>(data - heap_.base());
+  } else {
+    chunks.give(slot, 0);
+  }
   crew_.meet(notice, watch_);
-  if (find_tensors(bytes)) return reduce_in_place(reduction, count);
-  reduce_staged(reduction, data, count);
+  find_tensors(bytes) ? reduce_in_place(reduction, count) : reduce_staged(reduction, chunks);
 }
 
-// After the first meeting of an operation: where the members' tensors are. False if one of them is not in its heap.
+// Where a member's tensor is, after the first meeting of an operation. Null if it is not in its heap.
+std::byte* Local::tensor(std::size_t member, std::size_t bytes) const {
+  const std::uint64_t offset = crew_.notice(member).offset;
+  if (offset == Notice::kElsewhere) return nullptr;
+  if (offset > crew_.heap_bytes(member) || bytes > crew_.heap_bytes(member) - offset) {
+    throw Failure(Failure::Kind::corrupt, crew_.rank(member),
+                  "rank " + std::to_string(crew_.rank(member)) + " shows a tensor beyond its memory");
+  }
+  return crew_.base(member) + offset;
+}
+
+// The same for all members. False if a tensor of one of them is not in its heap.
 bool Local::find_tensors(std::size_t bytes) {
   tensors_.resize(crew_.size());
   for (std::size_t member = 0; member < crew_.size(); ++member) {
-    const std::uint64_t offset = crew_.notice(member).offset;
-    if (offset == Notice::kElsewhere) {
+    tensors_[member] = tensor(member, bytes);
+    if (tensors_[member] == nullptr) {
       tensors_.clear();
       return false;
     }
-    if (offset > crew_.heap_bytes(member) || bytes > crew_.heap_bytes(member) - offset) {
-      throw Failure(Failure::Kind::corrupt, crew_.rank(member),
-                    "rank " + std::to_string(crew_.rank(member)) + " shows a tensor beyond its memory");
-    }
-    tensors_[member] = crew_.base(member) + offset;
   }
   return true;
 }
@@ -107,49 +149,38 @@ void Local::take_from_owners(const Notice& notice, std::size_t element, std::byt
 }
 
 // Each meeting shows the inputs of one chunk and the results of the chunk before.
-void Local::reduce_staged(Reduction reduction, std::byte* data, std::size_t count) {
+void Local::reduce_staged(Reduction reduction, const Chunks& chunks) {
   const std::size_t members = crew_.size(), me = crew_.me(), element = reduction.element_bytes;
-  const Parts parts{count, members};
-  const std::size_t most = at_least_one(crew_.chunk_bytes() / members / element);
-  const std::size_t width = std::min(most, parts.longest()), stride = width * element;
-  const auto part = [&](std::size_t owner, std::size_t done) { return data + (parts.begin(owner) + done) * element; };
-  const auto bytes = [&](std::size_t owner, std::size_t done) {
-    const std::size_t length = parts.length(owner);
-    return done < length ? std::min(width, length - done) * element : 0;
-  };
-  const auto give = [&](std::byte* slot, std::size_t done) {
-    for (std::size_t owner = 0; owner < members; ++owner) {
-      if (owner != me) std::memcpy(slot + owner * stride, part(owner, done), bytes(owner, done));
+  const std::size_t whole = chunks.parts.count * element;
+  const auto take = [&](std::size_t done) {
+    for (std::size_t ahead = 1; ahead < members; ++ahead) {
+      const std::size_t owner = (me + ahead) % members;
+      std::memcpy(chunks.part(owner, done), crew_.shown(owner) + chunks.result(), chunks.bytes(owner, done));
     }
   };
   Sources sources;
-  const std::size_t slot_bytes = (members + 1) * stride;
-  give(crew_.slot(slot_bytes), 0);
-  for (std::size_t done = 0; done < parts.longest(); done += width) {
-    crew_.meet(watch_);
+  for (std::size_t done = 0; done < chunks.parts.longest(); done += chunks.width) {
+    if (done > 0) crew_.meet(watch_);
     for (std::size_t member = 0; member < members; ++member) {
-      sources.address[member] = member == me ? part(me, done) : crew_.shown(member) + me * stride;
+      // Whose tensor is in the heap has not copied the first chunk: it can be read where it is.
+      const std::byte* const open = done == 0 ? tensor(member, whole) : nullptr;
+      sources.address[member] = member == me      ? chunks.part(me, done)
+                                : open != nullptr ? open + (chunks.part(me, done) - chunks.data)
+                                                  : crew_.shown(member) + chunks.input(me);
     }
-    if (done > 0) {
-      for (std::size_t ahead = 1; ahead < members; ++ahead) {
-        const std::size_t owner = (me + ahead) % members;
-        std::memcpy(part(owner, done - width), crew_.shown(owner) + members * stride, bytes(owner, done - width));
-      }
+    if (done > 0) take(done - chunks.width);
+    std::byte* const next = crew_.slot(chunks.slot_bytes());
+    const std::size_t mine = chunks.bytes(me, done);
+    for (std::size_t at = 0; at < mine; at += kStripBytes) {
+      const std::size_t strip = std::min(kStripBytes, mine - at);
+      reduction.kernel(chunks.part(me, done) + at, sources.address, members, strip / element);
+      std::memcpy(next + chunks.result() + at, chunks.part(me, done) + at, strip);
+      for (std::size_t member = 0; member < members; ++member) sources.address[member] += strip;
     }
-    std::byte* const next = crew_.slot(slot_bytes);
-    const std::size_t mine = bytes(me, done);
-    if (mine > 0) {
-      reduction.kernel(part(me, done), sources.address, members, mine / element);
-      std::memcpy(next + members * stride, part(me, done), mine);
-    }
-    if (done + width < parts.longest()) give(next, done + width);
+    if (done + chunks.width < chunks.parts.longest()) chunks.give(next, done + chunks.width);
   }
-  const std::size_t last = (parts.longest() - 1) / width * width;
   crew_.meet(watch_);
-  for (std::size_t ahead = 1; ahead < members; ++ahead) {
-    const std::size_t owner = (me + ahead) % members;
-    std::memcpy(part(owner, last), crew_.shown(owner) + members * stride, bytes(owner, last));
-  }
+  take((chunks.parts.longest() - 1) / chunks.width * chunks.width);
 }
 
 void Local::reduce_parts(const Notice& notice, Reduction reduction, const std::byte* in, Parts parts, std::byte* out) {

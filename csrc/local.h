@@ -63,7 +63,9 @@ class Local {
   void reduce_small(const Notice& notice, Reduction reduction, std::byte* data, std::size_t count);
   void reduce_in_place(Reduction reduction, std::size_t count);
   void reduce_range(Reduction reduction, std::size_t begin, std::size_t end, bool write_back);
-  void reduce_staged(Reduction reduction, std::byte* data, std::size_t count);
+  struct Chunks;
+  void reduce_staged(Reduction reduction, const Chunks& chunks);
+  std::byte* tensor(std::size_t member, std::size_t bytes) const;
   bool find_tensors(std::size_t bytes);
 
   Crew& crew_;
