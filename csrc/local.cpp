@@ -12,6 +12,7 @@ namespace {
 constexpr std::size_t kSmallBytes = 16 << 10;
 // What is reduced at a time before it is copied to the others, out of the nearest cache.
 constexpr std::size_t kStripBytes = 8 << 10;
+constexpr std::size_t kShortChunk = 128 << 10;
 
 std::size_t at_least_one(std::size_t number) { return std::max<std::size_t>(number, 1); }
 
@@ -28,10 +29,14 @@ struct Local::Chunks {
   Chunks(const Crew& crew, std::size_t element_bytes, std::byte* tensor, std::size_t count)
       : parts{count, crew.size()},
         element(element_bytes),
-        width(std::min(at_least_one(crew.chunk_bytes() / crew.size() / element), parts.longest())),
+        width(std::min(at_least_one(chunk_bytes(crew) / crew.size() / element), parts.longest())),
         me(crew.me()),
         data(tensor) {}
 
+  // Two chunks at least, unless they are short: while one is summed, the results of the other are read.
+  std::size_t chunk_bytes(const Crew& crew) const {
+    return std::clamp(parts.count * element / 2, kShortChunk, crew.chunk_bytes());
+  }
   std::size_t input(std::size_t owner) const { return owner * width * element; }
   std::size_t result() const { return input(parts.parts); }
   std::size_t slot_bytes() const { return input(parts.parts + 1); }
