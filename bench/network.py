@@ -32,8 +32,11 @@ def possible() -> str | None:
 
 
 @contextmanager
-def network(hosts: int, per_host: int, mbits: float | None) -> Iterator[list[Place]]:
-    """Make hosts with a limit on each link, if any; the place of each rank. All is removed at the end."""
+def network(hosts: int, per_host: int, mbits: float | None, congestion: str = "") -> Iterator[list[Place]]:
+    """Make hosts with a limit on each link, if any; the place of each rank. All is removed at the end.
+
+    `congestion` names TCP's congestion control, for which this machine's own default is taken otherwise.
+    """
     tag = f"argosy-{uuid.uuid4().hex[:6]}"
     names = [f"{tag}-{number}" for number in range(hosts)]
     switch = f"{tag}-switch"
@@ -47,6 +50,9 @@ def network(hosts: int, per_host: int, mbits: float | None) -> Iterator[list[Pla
         for number, name in enumerate(names):
             _run("ip", "-n", name, "address", "add", f"10.214.9.{number + 1}/24", "dev", DEVICE)
             _run("ip", "-n", name, "link", "set", DEVICE, "up")
+            if congestion:
+                setting = f"echo {congestion} > /proc/sys/net/ipv4/tcp_congestion_control"
+                _run("ip", "netns", "exec", name, "sh", "-c", setting)
             if mbits is not None:
                 _limit(name, DEVICE, mbits)
                 if hosts > 2:

@@ -75,6 +75,7 @@ class Run {
   std::size_t chunk_of(std::size_t bytes, const Link& link) const;
   bool turn(Peer& peer);
   bool push(Peer& peer);
+  std::uint32_t next_send();
   void settle(Peer& peer);
   bool clear(std::uint32_t number, const std::byte* begin, const std::byte* end);
   void finish(std::uint32_t number, std::size_t& left);
@@ -95,6 +96,7 @@ class Run {
   std::vector<Peer> peers_;
   std::vector<Link*> links_;  // for the pause
   std::size_t left_ = 0;      // steps not done
+  std::size_t sending_ = 0;   // no send before this step has chunks to go
   std::size_t oldest_ = 0;    // no step before this one is left
   Pause pause_;
 };
@@ -185,7 +187,7 @@ bool Run::push(Peer& peer) {
     if (step.bytes > 0) {
       const std::size_t length = std::min(move.chunk, step.bytes - move.next);
       const std::byte* const payload = step.address + move.next;
-      if (peer.flight_count == kFlights || !clear(number, payload, payload + length)) break;
+      if (number != next_send() || peer.flight_count == kFlights || !clear(number, payload, payload + length)) break;
       Frame frame = program_.operation;
       frame.type = Frame::Type::data;
       frame.message = static_cast<std::uint32_t>(peer.sending);
@@ -202,6 +204,15 @@ bool Run::push(Peer& peer) {
   }
   settle(peer);
   return moved;
+}
+
+// The first step that sends and has chunks to go.
+std::uint32_t Run::next_send() {
+  const auto gone = [&](std::size_t number) {
+    return steps_[number].kind != Step::Kind::send || moves_[number].next == steps_[number].bytes;
+  };
+  while (sending_ < steps_.size() && gone(sending_)) ++sending_;
+  return static_cast<std::uint32_t>(sending_);
 }
 
 // Frames can leave by several lanes in any order; a step's `done` grows from its beginning on.

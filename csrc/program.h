@@ -1,6 +1,7 @@
 // Runs one rank's program: the steps that a schedule gives it, over links, as a flow of data.
 //
-// A step starts when what it needs is there, whatever the order of the list, as long as the result is that of running
+// Sends leave in the order of the list: a later one would take bandwidth from an earlier one that others wait for. A
+// receive happens when what it needs is there, whatever the order of the list, as long as the result is that of running
 // the list in order (see [Note: hazards] in hazards.cpp). Messages are cut into chunks; a chunk that has been received
 // and reduced is sent on while the rest of its message is still on the way.
 #pragma once
