@@ -1,0 +1,67 @@
+"""The interface that every way to compress gradients has, and what a codec is given: buckets.
+
+A codec replaces this worker's share of a bucket's gradient, already weighted by its samples, by the sum over all
+workers: exactly or nearly, but with the same bits on each. What it leaves out of a sum it keeps, and adds to its next
+share (error feedback).
+
+[Note: kept]
+What a codec keeps is linear in the gradients. So one rule holds for all when a checkpoint is loaded by another number of
+workers: what the workers have kept is added up when it is saved, and divided equally when it is loaded.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from argosy.comm.engine import EngineGroup
+
+
+@dataclass(frozen=True)
+class Part:
+    """One parameter's place in a bucket, from element `begin` to `end`. Its name is the key to what a codec keeps."""
+
+    name: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients of several parameters, one behind the other in `flat`: float32, on the CPU, contiguous."""
+
+    flat: Tensor
+    parts: tuple[Part, ...]
+
+
+class Codec(ABC):
+    """A way to average gradients. One object serves one model; buckets may be cut anew between steps."""
+
+    def __init__(self) -> None:
+        self.bytes_sent = 0  # that this worker's shares took on the wire: what it handed to each operation
+
+    def attach(self, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:
+        """Learn what will use the gradients; refuse an optimizer that the codec cannot work with."""
+
+    def begin_step(self, epoch: float) -> None:  # noqa: B027 - most codecs have nothing to do here
+        """Gradients of another step will come; `epoch` counts finished epochs, with a fraction."""
+
+    @abstractmethod
+    def reduce(self, bucket: Bucket, group: EngineGroup) -> None:
+        """Replace the bucket's numbers, this worker's share, by the sum over all workers.
+
+        All workers call it for the same buckets in the same order, not always on the same thread.
+        """
+
+    def state_dict(self, group: EngineGroup) -> dict[str, Any]:
+        """What the workers have kept, added up; all of them call this and get the same. See [Note: kept]."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any], group: EngineGroup) -> None:  # noqa: B027
+        """Take this worker's part of what was kept."""
