@@ -9,7 +9,11 @@ are computed at once, so that thousands of ranks take seconds.
 The engine cuts messages into chunks and sends a chunk on as soon as it is there, while the rest is under way. So a
 transfer may begin when the first byte it needs has arrived, and ends no earlier than a chunk after the last one. A rank
 remembers the last message that it received, and from when to when its bytes came; what a transfer sends of that message
-follows from its slots. With `pipelined=False` messages are passed on whole, as in the textbook's formulas.
+follows from its slots.
+
+[Note: beside]
+A rank may send a round's message while the target still receives one of an earlier round from somebody else. Then both
+share the target's link, and the earlier one comes later. With `pipelined=False` messages are passed on whole, as in the textbook's formulas.
 """
 
 from __future__ import annotations
@@ -71,14 +75,15 @@ class State:
     piece: Floats
     into: Ints
     width: Ints
+    source: Ints  # who sent it
     known: Bools  # whether the last message was the only one of its round
 
     @classmethod
     def at_rest(cls, ranks: int, sizes: int) -> State:
         """Nothing has been sent."""
         sent, received, done, earlier, first, lasting, piece = np.zeros((7, ranks, sizes))
-        into, width = np.zeros((2, ranks), np.int32)
-        return cls(sent, received, done, earlier, first, lasting, piece, into, width, np.zeros(ranks, np.bool_))
+        into, width, source = np.zeros((3, ranks), np.int32)
+        return cls(sent, received, done, earlier, first, lasting, piece, into, width, source, np.zeros(ranks, np.bool_))
 
     def needed(self, part: Round, large: slice) -> tuple[Floats, Floats]:
         """When the first chunk that each transfer sends is there, and when the last is, for the `large` sizes."""
@@ -102,6 +107,7 @@ class State:
         self.lasting[target, large] = done[:, large] - came[:, large]
         self.piece[target, large] = piece[:, large]
         self.into[target], self.width[target], self.known[target] = part.into, part.width, alone
+        self.source[target] = part.source
 
 
 class Flow:
@@ -114,8 +120,9 @@ class Flow:
         everybody = np.arange(topology.ranks)
         # Of all ranks in order there is nothing to pick out.
         self._source = slice(None) if np.array_equal(part.source, everybody) else part.source
-        seconds, self._latency = _wire(part, hosts, topology)
-        self._seconds = seconds * slot_bytes
+        outgoing, incoming, self._latency = _wire(part, hosts, topology)
+        self._outgoing, self._incoming = outgoing * slot_bytes, incoming * slot_bytes
+        self._seconds = np.maximum(self._outgoing, self._incoming)
         reduced = np.bincount(part.target, part.width * part.reduce, minlength=topology.ranks)
         self._reducing = (reduced[:, None] / topology.reduce_bytes_per_second * slot_bytes)[part.target]
         size = part.width[:, None] * slot_bytes
@@ -133,20 +140,45 @@ class Flow:
     def run(self, part: Round, state: State) -> None:
         """Move the clocks on by a round."""
         source, target, large = self._source, part.target, self._large
-        begin = np.maximum(state.sent[source], state.done[source])
-        end = begin + self._seconds
-        if large.start < begin.shape[1]:
-            first, last = state.needed(part, large)
-            begin[:, large] = np.maximum(state.sent[source, large], first)
-            behind = last + self._piece[:, large] * self._seconds[:, large]
-            end[:, large] = np.maximum(begin[:, large] + self._seconds[:, large], behind)
-        end = np.maximum(end, state.received[target] + self._seconds)
+        if large.start < state.sent.shape[1]:
+            self._delay(part, state)
+        begin, end, gone = self._times(part, state)
+        end = np.maximum(end, state.received[target] + self._incoming)
         came = begin + self._latency
         done = np.maximum(end + self._latency + self._piece * self._reducing, came + self._reducing)
         state.remember(part, came, done, self._piece, self._alone, large)
-        self._latest(state.sent, source, end, self._once[0])
+        self._latest(state.sent, source, gone, self._once[0])
         self._latest(state.received, target, end, self._once[1])
         self._latest(state.done, target, done, self._once[1])
+
+    def _times(self, part: Round, state: State) -> tuple[Floats, Floats, Floats]:
+        """When each transfer begins, when it would end if nothing else came to its target, and when its source's link
+        is free for the next: earlier, if the target is who cannot take more.
+        """
+        source, large = self._source, self._large
+        begin = np.maximum(state.sent[source], state.done[source])
+        if large.start < begin.shape[1]:
+            first, last = state.needed(part, large)
+            begin[:, large] = np.maximum(state.sent[source, large], first)
+        else:
+            last = begin[:, large]
+        ends = []
+        for seconds in (self._seconds, self._outgoing):
+            end = begin + seconds
+            end[:, large] = np.maximum(end[:, large], last + self._piece[:, large] * seconds[:, large])
+            ends.append(end)
+        return begin, ends[0], ends[1]
+
+    def _delay(self, part: Round, state: State) -> None:
+        """Let the last messages of the targets take longer where this round's come in beside them: see [Note: beside]."""
+        target, large = part.target, self._large
+        begin = self._times(part, state)[0]
+        beside = (self._alone & (state.source[target] != part.source))[:, None]
+        left = np.maximum(state.received[target] - begin, 0.0)
+        delay = np.where(beside, np.minimum(self._incoming, left), 0.0)[:, large]
+        # A target has one such message: the others are not alone.
+        for clock in (state.lasting, state.done):
+            clock[target, large] += delay
 
     @staticmethod
     def _latest(clocks: Floats, rank: Ints | slice, least: Floats, once: bool) -> None:
@@ -157,21 +189,22 @@ class Flow:
             np.maximum.at(clocks, rank, least)
 
 
-def _wire(part: Round, hosts: Ints, topology: Topology) -> tuple[Floats, Floats]:
-    """For each transfer of a round: seconds for each byte of a slot on the links that it shares, and its latency."""
+def _wire(part: Round, hosts: Ints, topology: Topology) -> tuple[Floats, Floats, Floats]:
+    """For each transfer of a round: seconds for each byte of a slot on its source's link and on its target's, which it
+    may share with others, and its latency.
+    """
     outgoing, incoming = hosts[part.source], hosts[part.target]
     crosses, moves = outgoing != incoming, part.source != part.target
     # A rank moves its own bytes one after another; a host's link is shared by the transfers of all its ranks.
     by_rank = [np.bincount(end, part.width * ~crosses)[end] for end in (part.source, part.target)]
     by_host = [np.bincount(end, part.width * crosses)[end] for end in (outgoing, incoming)]
     inside, between = topology.inside, topology.between
-    seconds = np.where(
-        crosses,
-        np.maximum(*by_host) / between.bytes_per_second,
-        np.maximum(*by_rank) / inside.bytes_per_second,
+    out, into = (
+        np.where(crosses, host / between.bytes_per_second, rank / inside.bytes_per_second)
+        for host, rank in zip(by_host, by_rank, strict=True)
     )
     latency = np.where(crosses, between.latency_seconds, inside.latency_seconds)
-    return (seconds * moves)[:, None], (latency * moves)[:, None]
+    return (out * moves)[:, None], (into * moves)[:, None], (latency * moves)[:, None]
 
 
 def bytes_sent(schedule: Schedule, topology: Topology, size_bytes: float) -> tuple[float, float]:
