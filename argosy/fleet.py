@@ -40,6 +40,7 @@ from argosy.observe.folder import events_file, new_run_folder
 from argosy.observe.meter import Meter
 from argosy.observe.progress import progress_on
 from argosy.observe.warned import Warned
+from argosy.parallel.config import ReducerConfig
 from argosy.parallel.data import DataParallel
 from argosy.strategy import Strategy
 
@@ -264,7 +265,8 @@ class Fleet:
             raise ValueError(f"this {type(part).__name__} is distributed already; distribute each object once")
         self._distributed.append(part)
         if isinstance(part, nn.Module):
-            parallel = DataParallel(part, self._group, self._cursor, number=len(self._distributed))
+            config = self.strategy.part(ReducerConfig)
+            parallel = DataParallel(part, self._group, self._cursor, len(self._distributed), config)
             self._leaving.callback(parallel.close)
         elif isinstance(part, Optimizer):
             self._leaving.callback(part.register_step_post_hook(self._stepped).remove)

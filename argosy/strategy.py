@@ -18,15 +18,17 @@ from typing import Any
 
 from argosy import config
 from argosy.comm.config import CommConfig
+from argosy.compress.config import CompressConfig
 from argosy.config import ConfigError
 from argosy.data.batches import BatchConfig
+from argosy.parallel.config import ReducerConfig
 from argosy.parallel.mesh import MeshConfig
 
 __all__ = ["ConfigError", "Strategy"]
 
 
 @dataclass(frozen=True)
-class Strategy(CommConfig, BatchConfig, MeshConfig):
+class Strategy(CommConfig, ReducerConfig, CompressConfig, BatchConfig, MeshConfig):
     """How a job trains. Fields left out keep their defaults.
 
     >>> Strategy(data=4, batch="global") == Strategy.parse("data=4 batch=global")

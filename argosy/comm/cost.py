@@ -11,9 +11,11 @@ transfer may begin when the first byte it needs has arrived, and ends no earlier
 remembers the last message that it received, and from when to when its bytes came; what a transfer sends of that message
 follows from its slots.
 
+With `pipelined=False` messages are passed on whole, as in the textbook's formulas.
+
 [Note: beside]
 A rank may send a round's message while the target still receives one of an earlier round from somebody else. Then both
-share the target's link, and the earlier one comes later. With `pipelined=False` messages are passed on whole, as in the textbook's formulas.
+share the target's link, and the earlier one comes later.
 """
 
 from __future__ import annotations
@@ -170,7 +172,7 @@ class Flow:
         return begin, ends[0], ends[1]
 
     def _delay(self, part: Round, state: State) -> None:
-        """Let the last messages of the targets take longer where this round's come in beside them: see [Note: beside]."""
+        """Let the targets' last messages take longer where this round's come in beside them: see [Note: beside]."""
         target, large = part.target, self._large
         begin = self._times(part, state)[0]
         beside = (self._alone & (state.source[target] != part.source))[:, None]

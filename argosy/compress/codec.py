@@ -5,8 +5,8 @@ workers: exactly or nearly, but with the same bits on each. What it leaves out o
 share (error feedback).
 
 [Note: kept]
-What a codec keeps is linear in the gradients. So one rule holds for all when a checkpoint is loaded by another number of
-workers: what the workers have kept is added up when it is saved, and divided equally when it is loaded.
+What a codec keeps is linear in the gradients. So one rule holds for all when a checkpoint is loaded by another number
+of workers: what the workers have kept is added up when it is saved, and divided equally when it is loaded.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Codec(ABC):
     def __init__(self) -> None:
         self.bytes_sent = 0  # that this worker's shares took on the wire: what it handed to each operation
 
-    def attach(self, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:
+    def attach(self, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:  # noqa: B027
         """Learn what will use the gradients; refuse an optimizer that the codec cannot work with."""
 
     def begin_step(self, epoch: float) -> None:  # noqa: B027 - most codecs have nothing to do here

@@ -19,6 +19,8 @@ class Position:
     steps: int
     samples: int
     total: int
+    merged: int  # samples of the whole step, if its gradient is that of several batches: see `accumulate`
+    closes: bool = True  # whether this batch is the last one of the step
 
 
 class Cursor:
@@ -32,6 +34,7 @@ class Cursor:
     def __init__(self) -> None:
         self.weight = 1.0
         self.loss: float | None = None
+        self._losses, self._reported = 0.0, 0.0  # of batches that were added up: losses times samples, and samples
         self.mean_loss: float | None = None
         self._live: dict[int, Position] = {}  # by loader, the last to move last: loops nest, and may run side by side
         self._moved: set[int] = set()  # loaders whose batch may be in the next loss
@@ -65,10 +68,34 @@ class Cursor:
         self._live.pop(id(loader), None)
         self.weight = seen if self.at is None else self.at.samples
 
-    def take_loss(self) -> float | None:
-        """The reported loss, once."""
-        loss, self.loss = self.loss, None
-        return loss
+    def share(self, workers: int) -> float:
+        """How much of the step's gradient this worker's batch is: its samples of all that are in the step.
+
+        Outside a distributed loader's loop all workers count the same.
+        """
+        return 1 / workers if self.at is None else self.at.samples / self.at.merged
+
+    @property
+    def closes(self) -> bool:
+        """Whether the batch in hand is the last one of its step: the only one, unless several are accumulated."""
+        return self.at is None or self.at.closes
+
+    def backward_ended(self) -> None:
+        """A backward pass has ended on this worker, and its gradients are not reduced yet."""
+
+    def keep_loss(self) -> None:
+        """The reported loss is part of a step that is not closed yet."""
+        if self.loss is not None:
+            self._losses += self.loss * self.samples if self.samples else 0.0
+            self._reported += self.samples
+        self.loss = None
+
+    def take_losses(self) -> tuple[float, float]:
+        """The reported losses of the step, each times its samples, and those samples; once."""
+        self.keep_loss()
+        taken = self._losses, self._reported
+        self._losses, self._reported = 0.0, 0.0
+        return taken
 
     def check_one_weight(self) -> None:
         """Refuse loaders that run side by side and divide their batches differently: no one weight would be right.

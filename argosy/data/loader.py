@@ -73,7 +73,9 @@ class Loader:
                 seen += len(share.indices)
                 handed += len(share.step)
                 self._inside = (number, handed) if step + 1 < len(epoch) else None
-                self._cursor.move(self, Position(number, step, len(epoch), len(share.indices), len(share.step)))
+                self._cursor.move(
+                    self, Position(number, step, len(epoch), len(share.indices), len(share.step), len(share.step))
+                )
                 yield batch if share.indices else emptied(batch)
         finally:
             # `_inside` stays: a script that breaks off and then saves is to continue there.

@@ -1,8 +1,8 @@
 """Synchronous data parallelism: every worker holds the whole model, and each step's gradient is the whole job's.
 
 `DataParallel` changes nothing about the model but to listen: it broadcasts parameters and buffers from rank 0 once,
-then, at the end of every backward pass, replaces each gradient by the mean over all samples of all workers. So what
-stands between `backward()` and `optimizer.step()`, clipping for instance, sees what it would see in one process.
+then, in every backward pass, replaces each gradient by the mean over all samples of all workers (`reducer.py` has how).
+So what stands between `backward()` and `optimizer.step()`, clipping for instance, sees what one process would see.
 
 [Note: weighted by samples]
 A script's loss is a mean over its batch. If worker r holds n_r of the step's N samples, the gradient that one process
@@ -11,14 +11,17 @@ same rule (`buffers.py`). A worker with no sample adds exact zeros, whatever its
 
 [Note: accumulating]
 Calling backward twice before a step reduces twice. That is right, if wasteful: the weights sum to one, so what is
-already averaged, and equal on all workers, comes out of the second average as it went in.
+already averaged, and equal on all workers, comes out of the second average as it went in. Inside `no_sync()` nothing is
+reduced, and the next pass outside takes what has been added up. With `accumulate=k` the loader says which of k batches
+closes the step; until then the sum waits in the bucket, and `p.grad` is None.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,92 +29,157 @@ from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from argosy.comm.agree import check_agreement
+from argosy.comm.engine import EngineGroup
 from argosy.comm.group import Group
+from argosy.compress.codec import Codec
 from argosy.data.cursor import Cursor
 from argosy.parallel.buffers import Buffers
+from argosy.parallel.config import ReducerConfig
 from argosy.parallel.nothing import tolerate_empty_batches
+from argosy.parallel.reducer import Reducer
+from argosy.parallel.sparse import sum_sparse
+from argosy.parallel.sync_batchnorm import Forward, synchronise_statistics
 
 
 class DataParallel:
     """Keeps one model's replicas the same on all workers of a group. `number` tells it from the job's other models."""
 
-    def __init__(self, model: nn.Module, group: Group, cursor: Cursor, number: int = 0) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        group: Group,
+        cursor: Cursor,
+        number: int = 0,
+        config: ReducerConfig | None = None,
+        codec: Codec | None = None,
+    ) -> None:
+        config = config or ReducerConfig()
         self._model, self._group, self._cursor, self._number = model, group, cursor, number
-        self._hooks: list[RemovableHandle] = []
-        self._listening: set[nn.Parameter] = set()
+        self._hooks: list[RemovableHandle | Forward] = []
+        self._listening: dict[nn.Parameter, str] = {}
+        self._sparse: set[nn.Parameter] = set()  # whose gradients have been sparse
         self._passes: set[int] = set()
-        self._buckets: dict[torch.dtype, Tensor] = {}
+        self._quiet = False
         _refuse_unready(model)
         check_agreement(f"the parameters and buffers of {type(model).__name__}", outline(model), group)
         for tensor in (*model.parameters(), *model.buffers()):
             broadcast_tensor(tensor, group)
         self._buffers = Buffers(model)
+        self.reducer: Reducer | None = None
+        if group.size > 1:
+            engine = cast(EngineGroup, group)
+            # Statistics travel in the middle of backward, on the same group: gradients then wait until it has ended.
+            overlap = not config.sync_batchnorm
+            self.reducer = Reducer(engine, codec, round(config.bucket_mbytes * (1 << 20)), overlap)
+            self._hooks += tolerate_empty_batches(model, lambda: cursor.samples == 0)
+            if config.sync_batchnorm:
+                self._hooks += synchronise_statistics(model, engine, lambda: cursor.share(group.size))
         self._listen()
         # A frozen parameter may be unfrozen during training: look again at every forward pass.
         self._hooks.append(model.register_forward_pre_hook(lambda *_: self._listen()))
-        if group.size > 1:
-            self._hooks += tolerate_empty_batches(model, lambda: cursor.samples == 0)
 
     def close(self) -> None:
         """Listen no more: the model is the script's alone again."""
         for hook in self._hooks:
             hook.remove()
+        if self.reducer is not None:
+            self.reducer.close()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in this block add gradients up on each worker, and reduce nothing."""
+        before, self._quiet = self._quiet, True
+        try:
+            yield
+        finally:
+            self._quiet = before
 
     def _listen(self) -> None:
-        for parameter in self._model.parameters():
+        for name, parameter in self._model.named_parameters():
             if parameter.requires_grad and parameter not in self._listening:
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))
-                self._listening.add(parameter)
+                self._listening[parameter] = name
+        self._lay_out()
 
-    def _arrived(self, _: Tensor) -> None:
-        """A gradient is there: when this backward pass has ended, all of them are."""
+    def _lay_out(self) -> None:
+        if self.reducer is not None:
+            self.reducer.lay_out([(name, p) for p, name in self._listening.items() if p not in self._sparse])
+
+    def _arrived(self, parameter: Tensor) -> None:
+        """A gradient is there. The first one of a backward pass asks to be told when the pass has ended."""
+        if self._quiet:
+            return
         autograd: Any = torch._C
         this_pass = autograd._current_graph_task_id()
         if this_pass not in self._passes:
             self._passes.add(this_pass)
             engine: Any = torch.autograd.Variable._execution_engine
             engine.queue_callback(lambda: self._ended(this_pass))
+        if self.reducer is None or parameter.grad is None:
+            return
+        closes = self._cursor.closes
+        if parameter.grad.layout == torch.strided:
+            self.reducer.add(cast(nn.Parameter, parameter), self._cursor.share(self._group.size), last=closes)
+        elif not closes:
+            raise NotImplementedError(
+                f"the gradient of {self._listening[cast(nn.Parameter, parameter)]} is sparse, and accumulate= adds up "
+                f"dense ones; use sparse=False, or accumulate=1"
+            )
 
     def _ended(self, this_pass: int) -> None:
         self._passes.discard(this_pass)
-        if self._group.size > 1:
-            self._reduce()
-        elif self._cursor.loss is not None:
-            self._cursor.mean_loss = self._cursor.take_loss()
+        self._cursor.backward_ended()
+        if not self._cursor.closes:
+            self._cursor.keep_loss()
+        elif self.reducer is not None:
+            self._reduce(self.reducer)
+        else:
+            losses, reporters = self._cursor.take_losses()
+            self._cursor.mean_loss = losses / reporters if reporters else None
 
-    def _reduce(self) -> None:
-        """Replace gradients, and buffers that have changed, by their means, weighted by samples."""
+    def _reduce(self, reducer: Reducer) -> None:
+        """Bring gradients, and buffers that have changed, to their means, weighted by samples."""
         self._cursor.check_one_weight()
-        named = [(name, p) for name, p in self._model.named_parameters() if p.requires_grad]
-        _refuse_sparse(named)
-        buffers = self._buffers.all()
-        used = [parameter.grad is not None for _, parameter in named]
-        weight, flags = self._count([*used, *self._buffers.changed()])
-        for (_, parameter), users in zip(named, flags, strict=False):
-            if users and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [parameter.grad for _, parameter in named if parameter.grad is not None]
-        drifted = [buffer for buffer, changes in zip(buffers, flags[len(named) :], strict=True) if changes]
+        weight = self._cursor.share(self._group.size)
+        used = reducer.finish(weight)
+        parameters, buffers = list(self._listening), self._buffers.all()
+        dense = [parameter in used for parameter in parameters]
+        sparse = [_is_sparse(parameter.grad, self._listening[parameter]) for parameter in parameters]
+        users = iter(self._exchange([*dense, *sparse, *self._buffers.changed()]))
+        dense_users = {parameter: next(users) for parameter in parameters}
+        sparse_users = {parameter: next(users) for parameter in parameters}
+        for place in reducer.places:
+            if dense_users[place.parameter]:
+                place.give()
+            elif not sparse_users[place.parameter]:
+                place.parameter.grad = None  # what a worker without a sample may have made of nothing
+        for parameter in (parameter for parameter in parameters if sparse_users[parameter]):
+            self._sum_sparse(parameter, weight, alone=not dense_users[parameter])
         # Through `data`: a graph that is kept for another backward pass may hold the buffer, at the version it has.
-        self._average([*gradients, *(buffer.data for buffer in drifted if buffer.is_floating_point())], weight)
-        for buffer in drifted:
-            if not buffer.is_floating_point():
-                broadcast_tensor(buffer.data, self._group)
+        self._average([buffer.data for buffer in buffers if next(users)], weight)
         self._buffers.note()
+        reducer.settle_order()
+        self._lay_out()
 
-    def _count(self, flags: list[bool]) -> tuple[float, list[float]]:
-        """This worker's weight, and how many workers raise each flag; the mean loss comes with it.
+    def _sum_sparse(self, parameter: nn.Parameter, weight: float, alone: bool) -> None:
+        name = self._listening[parameter]
+        if not alone:
+            raise RuntimeError(f"the gradient of {name} is sparse on some workers and dense on others")
+        self._sparse.add(parameter)
+        sum_sparse(parameter, weight, cast(EngineGroup, self._group))
+
+    def _exchange(self, flags: list[bool]) -> list[float]:
+        """How many workers raise each flag; the mean loss comes with it.
 
         Workers that are not at the same batch would average what does not belong together: it is checked here.
         """
-        samples, loss, at = self._cursor.samples, self._cursor.take_loss(), self._cursor.at
+        losses, reporters = self._cursor.take_losses()
+        at = self._cursor.at
         place = [self._number, *((at.epoch, at.step) if at else (-1, -1))]
-        reported = samples if loss is not None else 0
-        numbers = [samples, reported, loss * reported if loss and reported else 0.0, *place, *flags]
-        sums = torch.tensor(numbers, dtype=torch.float64)
+        sums = torch.tensor([losses, reporters, *place, *flags], dtype=torch.float64)
         self._group.all_reduce(sums)
-        total, reporters, losses = sums[:3].tolist()
-        if sums[3:6].tolist() != [self._group.size * where for where in place]:
+        losses, reporters, *told = sums.tolist()
+        if told[:3] != [self._group.size * where for where in place]:
             where = f"batch {at.step} of epoch {at.epoch}" if at else "a batch of no distributed loader"
             raise RuntimeError(
                 f"workers are out of step: rank {self._group.rank} has run backward on {where}, and others elsewhere; "
@@ -119,32 +187,23 @@ class DataParallel:
             )
         if reporters:
             self._cursor.mean_loss = losses / reporters
-        return samples / total, sums[6:].tolist()
+        return told[3:]
 
     def _average(self, tensors: Iterable[Tensor], weight: float) -> None:
-        """All-reduce the tensors, each scaled by this worker's weight, in one buffer for each type of number."""
+        """The mean of buffers, weighted, in one exchange for each type of number; of whole numbers rank 0's."""
         by_type = defaultdict(list)
         for tensor in tensors:
             by_type[tensor.dtype].append(tensor)
         for dtype, members in by_type.items():
-            flat = self._bucket(sum(member.numel() for member in members), dtype)
-            if weight:
-                torch.cat([member.detach().reshape(-1).cpu() for member in members], out=flat)
-                flat.mul_(weight)
-            else:
-                flat.zero_()
+            if not dtype.is_floating_point:
+                for member in members:
+                    broadcast_tensor(member, self._group)
+                continue
+            flat = torch.cat([member.reshape(-1).cpu() for member in members])
+            flat = flat.mul_(weight) if weight else flat.zero_()
             self._group.all_reduce(flat)
-            parts = flat.split([member.numel() for member in members])
-            with torch.no_grad():
-                for member, part in zip(members, parts, strict=True):
-                    member.copy_(part.view_as(member))
-
-    def _bucket(self, count: int, dtype: torch.dtype) -> Tensor:
-        """Room for so many numbers, where the group reduces them fastest; kept from step to step."""
-        kept = self._buckets.get(dtype)
-        if kept is None or kept.numel() < count:
-            kept = self._buckets[dtype] = self._group.empty(count, dtype=dtype)
-        return kept[:count]
+            for member, part in zip(members, flat.split([member.numel() for member in members]), strict=True):
+                member.copy_(part.view_as(member))
 
 
 def broadcast_tensor(tensor: Tensor, group: Group) -> None:
@@ -163,15 +222,18 @@ def outline(model: nn.Module) -> list[str]:
     return [f"{name} {tuple(value.shape)} {value.dtype}" for name, value in tensors.items()]
 
 
-def _refuse_sparse(named: Iterable[tuple[str, nn.Parameter]]) -> None:
-    for name, parameter in named:
-        if parameter.grad is not None and parameter.grad.layout != torch.strided:
-            raise NotImplementedError(
-                f"the gradient of {name} is sparse, which data parallelism does not average; use sparse=False"
-            )
-
-
 def _refuse_unready(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise ValueError(f"parameter {name} has no shape yet; run one batch through the model before distribute")
+
+
+def _is_sparse(grad: Tensor | None, name: str) -> bool:
+    if grad is None or grad.layout == torch.strided:
+        return False
+    if grad.layout != torch.sparse_coo or grad.sparse_dim() != 1:
+        raise NotImplementedError(
+            f"the gradient of {name} is {grad.layout}: data parallelism averages dense gradients, and sparse ones that "
+            f"index rows, as those of nn.Embedding(sparse=True)"
+        )
+    return True

@@ -1,0 +1,127 @@
+"""The reducer: sums the gradients of all workers, bucket by bucket, while backward goes on.
+
+[Note: the same order everywhere]
+Operations of a group must be started in the same order by all its members. Buckets have a fixed order, that in which
+rank 0's first backward pass produced the gradients. A bucket is started when it and all before it are full; those that
+are not full when backward ends are started then, with zeros for what is absent. So it does not matter which parameters
+a worker has used: all start the same operations, and none waits for a gradient that never comes.
+
+[Note: whose time]
+Without a codec a bucket is handed to the engine. Its thread takes it when backward leaves it time, and what is left
+when backward ends runs in the thread that waits. A codec computes between its exchanges, so the reducer runs it on a
+thread of its own, bucket after bucket.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from torch import Tensor, nn
+
+from argosy.comm.engine import EngineGroup
+from argosy.compress.codec import Codec
+from argosy.parallel.buckets import Filling, Place, cut
+
+
+class Reducer:
+    """The buckets of one model's gradients."""
+
+    def __init__(self, group: EngineGroup, codec: Codec | None, bucket_bytes: int, overlap: bool = True) -> None:
+        """`overlap=False` starts nothing before backward has ended."""
+        self._group, self._codec, self._bucket_bytes, self._overlap = group, codec, bucket_bytes, overlap
+        self._thread = ThreadPoolExecutor(1, "argosy codec") if codec is not None else None
+        self._fillings: list[Filling] = []
+        self._places: dict[nn.Parameter, tuple[Filling, Place]] = {}
+        self._arrived: dict[nn.Parameter, None] = {}  # in this pass, in order
+        self._started: list[Callable[[], object]] = []  # what to call to wait for each bucket
+        self._ordered = False
+        self.exposed_seconds = 0.0  # that backward has waited for sums, in all
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    @property
+    def places(self) -> list[Place]:
+        """All parameters' places, in the order of the buckets."""
+        return [place for filling in self._fillings for place in filling.places]
+
+    def lay_out(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
+        """Make buckets for these parameters. Before a first pass has shown the order, the last ones come first."""
+        if self._places.keys() == {parameter for _, parameter in named}:
+            return
+        self._make(list(reversed(named)))
+        self._ordered = False
+
+    def add(self, parameter: nn.Parameter, weight: float, last: bool) -> None:
+        """A gradient has come; `last` if its sum is wanted in this pass, and not only kept."""
+        filling, place = self._places[parameter]
+        place.take(weight)
+        if not last:
+            parameter.grad = None
+        elif parameter not in self._arrived:
+            self._arrived[parameter] = None
+            filling.missing -= 1
+            if self._overlap:
+                self._start(whole=True)
+
+    def finish(self, weight: float) -> set[nn.Parameter]:
+        """Sum what is left. All sums are there on return; tells which parameters this worker had a gradient for."""
+        for place in self.places:
+            if place.parameter not in self._arrived:
+                place.take(weight)
+        used = {place.parameter for place in self.places if place.holds}
+        began = time.perf_counter()
+        self._start(whole=False)
+        for wait in self._started:
+            wait()
+        self.exposed_seconds += time.perf_counter() - began
+        self._started.clear()
+        for filling in self._fillings:
+            filling.missing = len(filling.places)
+            for place in filling.places:
+                place.holds = False
+        return used
+
+    def settle_order(self) -> None:
+        """After a pass: cut the buckets anew if gradients came in another order than they have. All call it."""
+        arrived, self._arrived = self._arrived, {}
+        if self._ordered:
+            return
+        self._ordered = True
+        places = self.places
+        numbers = {place.parameter: number for number, place in enumerate(places)}
+        absent = [number for parameter, number in numbers.items() if parameter not in arrived]
+        order = torch.tensor([*(numbers[parameter] for parameter in arrived), *absent])
+        self._group.broadcast(order)
+        if order.tolist() != list(range(len(places))):
+            self._make([(places[number].name, places[number].parameter) for number in order.tolist()])
+
+    def _make(self, named: list[tuple[str, nn.Parameter]]) -> None:
+        self._fillings = [Filling(self._group, members) for members in cut(named, self._bucket_bytes)]
+        self._places = {place.parameter: (filling, place) for filling in self._fillings for place in filling.places}
+
+    def _start(self, whole: bool) -> None:
+        while len(self._started) < len(self._fillings):
+            filling = self._fillings[len(self._started)]
+            if whole and filling.missing:
+                return
+            self._started.append(self._reduce(filling))
+
+    def _reduce(self, filling: Filling) -> Callable[[], object]:
+        if self._thread is None:
+            return self._group.all_reduce(filling.flat, wait=False).wait
+        codec = self._codec
+        if filling.compressible and codec is not None:
+            done: Future[None] = self._thread.submit(codec.reduce, filling.bucket, self._group)
+        else:
+            done = self._thread.submit(_sum, self._group, filling.flat)
+        return done.result
+
+
+def _sum(group: EngineGroup, flat: Tensor) -> None:
+    group.all_reduce(flat)
