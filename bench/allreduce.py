@@ -6,21 +6,18 @@ against measured times. Read `lineup.py` (who runs), `rounds.py` (how they take 
 
 from __future__ import annotations
 
-import argparse
 import os
-import signal
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import lineup
 import network
 import picture
 import simulation
 from crew import Contender, Place
-from harness import Claim, Report, in_bytes, share, verdict, versus, write
+from harness import Claim, Report, in_bytes, share, versus
 from rounds import Entry, Plan, measure
+from suite import Part, main
 
 KIB, MIB = 1 << 10, 1 << 20
 ONE_HOST_SIZES = (KIB, 256 * KIB, MIB, 16 * MIB, 64 * MIB)
@@ -119,43 +116,13 @@ def _stream(sizes: Sequence[int], per_host: int) -> Entry:
     return Entry(WIRE, Contender("wire", "wire.py"), sizes, {"way": "stream"}, slice(0, 2 * per_host, per_host))
 
 
-PARTS: dict[str, tuple[Callable[[Report, Plan, bool], None], Callable[[Report], Iterable[Claim]]]] = {
-    "two-ranks": (two_ranks, claims_of_two_ranks),
-    "four-ranks": (four_ranks, claims_of_four_ranks),
-    "slow-link": (slow_link, claims_of_slow_link),
-    "fast-link": (fast_link, claims_of_fast_link),
-    "simulation": (simulation.run, simulation.claims_of),
+PARTS = {
+    "two-ranks": Part(two_ranks, claims_of_two_ranks),
+    "four-ranks": Part(four_ranks, claims_of_four_ranks),
+    "slow-link": Part(slow_link, claims_of_slow_link, needs_network=True),
+    "fast-link": Part(fast_link, claims_of_fast_link, needs_network=True),
+    "simulation": Part(simulation.run, simulation.claims_of, needs_network=True),
 }
-NEED_NETWORK = ("slow-link", "fast-link", "simulation")
-
-
-def main() -> None:
-    """Measure the parts that were asked for and write the report, also of a run that is cut short."""
-    parser = argparse.ArgumentParser(description="Measure all-reduce: Argosy, Gloo and the MPIs that are installed.")
-    parser.add_argument("--json", type=Path, required=True, help="where to write; .md and .svg are put beside it")
-    parser.add_argument("--quick", action="store_true", help="a smoke test: few repeats, figures that mean little")
-    parser.add_argument("--only", action="append", choices=list(PARTS), help="measure this part; may be repeated")
-    options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that namespaces and processes are cleared away
-    plan = Plan(launches=1, repeats=2, seconds=0.03) if options.quick else Plan()
-    report = Report("All-reduce" + (" (a quick run: its figures mean little)" if options.quick else ""))
-    names = options.only or list(PARTS)
-    try:
-        for name in names:
-            hindrance = network.possible() if name in NEED_NETWORK else None
-            if hindrance:
-                report.notes.append(f"{name} left out: {hindrance}")
-            else:
-                PARTS[name][0](report, plan, options.quick)
-    finally:
-        report.claims = [one for name in names for one in PARTS[name][1](report)]
-        write(report, options.json)
-        picture.draw(report, options.json.with_suffix(".svg"))
-    for note in report.notes:
-        print(f"note: {note}")
-    for one in report.claims:
-        measured, target, holds = verdict(one)
-        print(f"{holds:12}  {one.name}: {measured}, target {target}")
 
 
 def _cores() -> int:
@@ -163,4 +130,4 @@ def _cores() -> int:
 
 
 if __name__ == "__main__":
-    main()
+    main("All-reduce", PARTS, Plan(), Plan(launches=1, repeats=2, seconds=0.03), picture.draw)

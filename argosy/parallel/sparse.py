@@ -26,7 +26,9 @@ def sum_sparse(parameter: nn.Parameter, weight: float, group: EngineGroup) -> No
     padded_values[: values.shape[0]] = values
     all_indices = [each[:, :count] for each, count in zip(group.all_gather(padded_indices), counts, strict=True)]
     all_values = [each[:count] for each, count in zip(group.all_gather(padded_values), counts, strict=True)]
-    whole = torch.sparse_coo_tensor(torch.cat(all_indices, 1), torch.cat(all_values), parameter.shape)
+    whole = torch.sparse_coo_tensor(
+        torch.cat(all_indices, 1), torch.cat(all_values), parameter.shape, check_invariants=False
+    )
     parameter.grad = whole.coalesce().to(parameter.device)
 
 

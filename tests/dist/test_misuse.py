@@ -23,7 +23,6 @@ def job(name: str, *options: str) -> list[str | Path]:
         ("distribute_twice", ["Linear is distributed already"]),
         ("other_shapes", ["must be the same on all workers", "rank 0 has [weight (1, 3)", "rank 1 has [weight (2, 3)"]),
         ("other_data", ["the data must be the same", "40 samples", "41 samples"]),
-        ("sparse", ["gradient of weight is sparse", "sparse=False"]),
     ],
 )
 def test_a_mistake_is_an_error_with_a_reason(name: str, said: list[str]) -> None:

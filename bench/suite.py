@@ -1,0 +1,58 @@
+"""The command line that all benchmarks have: parts that are measured one after the other, and one report of them."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import network
+from harness import Claim, Report, verdict, write
+from rounds import Plan
+
+
+@dataclass(frozen=True)
+class Part:
+    """Measures into a report, and then says what it claims of what is there."""
+
+    run: Callable[[Report, Plan, bool], None]
+    claims: Callable[[Report], Iterable[Claim]]
+    needs_network: bool = False
+
+
+def main(
+    title: str,
+    parts: Mapping[str, Part],
+    plan: Plan,
+    quick_plan: Plan,
+    draw: Callable[[Report, Path], None] | None = None,
+) -> None:
+    """Measure the parts that were asked for and write the report, also of a run that is cut short."""
+    parser = argparse.ArgumentParser(description=f"{title}: Argosy and its peers, measured in one run.")
+    parser.add_argument("--json", type=Path, required=True, help="where to write; the table is put beside it")
+    parser.add_argument("--quick", action="store_true", help="a smoke test: few repeats, figures that mean little")
+    parser.add_argument("--only", action="append", choices=list(parts), help="measure this part; may be repeated")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that namespaces and processes are cleared away
+    report = Report(title + (" (a quick run: its figures mean little)" if options.quick else ""))
+    names = options.only or list(parts)
+    try:
+        for name in names:
+            hindrance = network.possible() if parts[name].needs_network else None
+            if hindrance:
+                report.notes.append(f"{name} left out: {hindrance}")
+            else:
+                parts[name].run(report, quick_plan if options.quick else plan, options.quick)
+    finally:
+        report.claims = [one for name in names for one in parts[name].claims(report)]
+        write(report, options.json)
+        if draw is not None:
+            draw(report, options.json.with_suffix(".svg"))
+    for note in report.notes:
+        print(f"note: {note}")
+    for one in report.claims:
+        measured, target, holds = verdict(one)
+        print(f"{holds:12}  {one.name}: {measured}, target {target}")
