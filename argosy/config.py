@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 import types
 import typing
 from typing import Any, Literal, TypeVar
@@ -139,6 +140,29 @@ def parse(name: str, text: str, hint: Any) -> Any:
         if option is str:
             return text
     raise ConfigError(name, text, f"expected {describe(hint)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """A length of training, as users say it: `500` or `500steps`, `5epochs`."""
+
+    count: int
+    unit: Literal["steps", "epochs"]
+
+    def __str__(self) -> str:
+        return f"{self.count} {self.unit if self.count != 1 else self.unit[:-1]}"
+
+
+def parse_span(text: str) -> Span | None:
+    """A length of training from its spelling; None if it is none.
+
+    >>> str(parse_span("5epochs")), str(parse_span("500")), parse_span("soon")
+    ('5 epochs', '500 steps', None)
+    """
+    found = re.fullmatch(r"([1-9][0-9]{0,14})(steps?|epochs?)?", text)
+    if found is None:
+        return None
+    return Span(int(found[1]), "epochs" if (found[2] or "").startswith("epoch") else "steps")
 
 
 def unknown(name: str, value: object, known: typing.Iterable[str]) -> ConfigError:

@@ -8,6 +8,7 @@ own DataLoader says `drop_last`), so the last step may be short, and a worker's 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,23 +17,27 @@ import numpy as np
 
 from argosy.config import Config, ConfigError
 from argosy.data.order import Indices
+from argosy.data.ramp import Piece, Ramp
 
 
 @dataclass(frozen=True)
 class BatchConfig(Config):
-    """What the script's batch size means, and the seed of the order of samples.
+    """What the script's batch size means, the seed of the order of samples, and whether batches begin smaller.
 
     `per-worker`: each worker takes batches as large as the script's, so the global batch grows with the workers.
     `global`: the workers divide the script's batch, so the job computes what one process would.
+    `ramp`: the global batch begins with a part of its size: `ramp=4:3epochs` with a quarter, whole after 3 epochs.
     """
 
     batch: Literal["per-worker", "global"] = "per-worker"
     seed: int = 0
+    ramp: str = "none"
 
     def check(self) -> None:
-        """Refuse a seed that does not fit 64 bits."""
+        """Refuse a seed that does not fit 64 bits, and a ramp that cannot be read."""
         if not 0 <= self.seed < 1 << 63:
             raise ConfigError("seed", self.seed, "a seed lies between 0 and 2^63 - 1")
+        Ramp.parse(self.ramp)
 
     def global_batch(self, script_batch: int, workers: int) -> int:
         """Samples in one step of the whole job."""
@@ -70,7 +75,15 @@ def share_bounds(samples: int, workers: int, rank: int) -> tuple[int, int]:
     return begin, begin + size + (rank < extra)
 
 
-class Consecutive(Sequence[list[int]]):
+class Steps(Sequence[list[int]]):
+    """The steps of an epoch whose sizes are ours to choose."""
+
+    @abstractmethod
+    def batch(self, step: int) -> int:
+        """How large a step is unless the epoch ends in it."""
+
+
+class Consecutive(Steps):
     """Steps of `batch` consecutive positions each, looked up in an order; none is stored."""
 
     def __init__(
@@ -87,6 +100,26 @@ class Consecutive(Sequence[list[int]]):
         begin = self._begins[step]
         return self._order(np.arange(begin, min(begin + self._begins.step, self._begins.stop))).tolist()
 
+    def batch(self, step: int) -> int:  # noqa: D102
+        return self._begins.step
+
+
+class Ramped(Steps):
+    """Steps of consecutive positions, of the sizes that a ramp gives them."""
+
+    def __init__(self, order: Callable[[Indices], Indices], pieces: Sequence[Piece]) -> None:
+        self._order, self._pieces = order, pieces
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def __getitem__(self, step: Any) -> Any:
+        piece = self._pieces[step]
+        return self._order(np.arange(piece.begin, piece.end)).tolist()
+
+    def batch(self, step: int) -> int:  # noqa: D102
+        return self._pieces[step].batch
+
 
 class Epoch:
     """The steps of one epoch, as one worker sees them."""
@@ -96,6 +129,10 @@ class Epoch:
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    def batch(self, step: int) -> int | None:
+        """How large a step is unless the epoch ends in it; None if a sampler of the script's decides."""
+        return self.steps.batch(step) if isinstance(self.steps, Steps) and step < len(self) else None
 
     def __iter__(self) -> Iterator[Share]:
         for number in range(len(self.steps)):
@@ -135,6 +172,8 @@ def arithmetic(config: BatchConfig, script_batch: int, workers: int, samples: in
     parts = [f"{whole} step{'s' if whole > 1 else ''} of {total}"] if whole else []
     if rest:
         parts.append(f"{rest} dropped (drop_last)" if drop_last else f"1 of {rest}")
+    ramp = Ramp.parse(config.ramp)
     return (
         f"global batch {total} = {sum_line}{chosen}; an epoch of {samples} samples = {' + '.join(parts) or '0 steps'}"
+        f"{'; ' + ramp.told(total) if ramp else ''}"
     )

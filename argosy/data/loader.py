@@ -30,6 +30,7 @@ class Loader:
         self._start = 0  # samples of the next epoch that an earlier run has trained on
         self._inside: tuple[int, int] | None = None  # the epoch begun last, if unfinished, and its samples handed out
         self._current: Epoch | None = None
+        self._step = 0  # of the epoch under way
         self._script, self._cursor = loader, cursor
         self._plan = Plan(loader, config, workers, rank)
         self._sampler = _EpochSampler()
@@ -40,6 +41,22 @@ class Loader:
     def arithmetic(self) -> str:
         """How the script's batch became the job's, in one line."""
         return self._plan.arithmetic()
+
+    @property
+    def batch_sizes(self) -> tuple[int, int] | None:
+        """The script's batch and the whole job's; None if a sampler of the script's decides."""
+        return self._plan.batch_sizes()
+
+    @property
+    def global_batch(self) -> int | None:
+        """How large the step in hand is, or the next one between epochs, unless the epoch ends in it."""
+        if self._current is not None:
+            return self._current.batch(self._step)
+        return self._plan.epoch(self.epoch, self._start).batch(0)
+
+    def steps_in(self, epochs: int) -> int:
+        """How many steps the first epochs of a run have."""
+        return sum(len(self._plan.epoch(number)) for number in range(epochs))
 
     def outline(self) -> list[str]:
         """What must be the same on all workers."""
@@ -66,6 +83,7 @@ class Loader:
         epoch = self._plan.epoch(number, handed)
         self.epoch, self._start = number + 1, 0
         self._sampler.epoch = self._current = epoch
+        self._step = 0
         self._inside = (number, handed) if handed else None
         seen = 0
         try:
@@ -73,6 +91,7 @@ class Loader:
                 seen += len(share.indices)
                 handed += len(share.step)
                 self._inside = (number, handed) if step + 1 < len(epoch) else None
+                self._step = step
                 self._cursor.move(
                     self, Position(number, step, len(epoch), len(share.indices), len(share.step), len(share.step))
                 )

@@ -16,8 +16,10 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
-from argosy.data.batches import BatchConfig, Consecutive, Epoch, WholeBatches, arithmetic
+from argosy.config import ConfigError
+from argosy.data.batches import BatchConfig, Consecutive, Epoch, Ramped, WholeBatches, arithmetic
 from argosy.data.order import Indices, Shuffle, epoch_seed
+from argosy.data.ramp import Ramp
 
 
 class Plan:
@@ -28,6 +30,18 @@ class Plan:
         self._batches = cast(BatchSampler, loader.batch_sampler)
         self._config, self._workers, self._rank = config, workers, rank
         self._regular = type(self._batches) is BatchSampler
+        self._ramp = Ramp.parse(config.ramp)
+        if self._ramp is not None:
+            if not self._regular:
+                fix = f"batches come from the script's {type(self._batches).__name__}, whose sizes are its own"
+                raise ConfigError("ramp", config.ramp, fix)
+            self._ramp.check(config.global_batch(self._batches.batch_size, workers), workers)
+
+    def batch_sizes(self) -> tuple[int, int] | None:
+        """The script's batch and the whole job's; None if a sampler of the script's decides."""
+        if not self._regular:
+            return None
+        return self._batches.batch_size, self._config.global_batch(self._batches.batch_size, self._workers)
 
     def epoch(self, number: int, start: int = 0) -> Epoch:
         """The steps of an epoch, from the first one after `start` samples. A script's own sampler is drawn anew."""
@@ -47,8 +61,9 @@ class Plan:
 
     def _consecutive(self, number: int, start: int) -> Epoch:
         order, samples = self._order(number)
-        batch = self._config.global_batch(self._batches.batch_size, self._workers)
-        steps = Consecutive(order, samples, batch, self._batches.drop_last, start)
+        batch, drop_last = self._config.global_batch(self._batches.batch_size, self._workers), self._batches.drop_last
+        pieces = self._ramp.pieces(batch, samples, drop_last, number, start) if self._ramp is not None else None
+        steps = Ramped(order, pieces) if pieces is not None else Consecutive(order, samples, batch, drop_last, start)
         return Epoch(steps, self._workers, self._rank)
 
     def _order(self, number: int) -> tuple[Callable[[Indices], Indices], int]:

@@ -42,11 +42,12 @@ def process_of(rank: int) -> Iterator[None]:
 class Job:
     """The loaders of all workers, each with its own DataLoader and random state."""
 
-    def __init__(self, world: int, make: Make, mode: Mode = "per-worker", seed: int = 0) -> None:
+    def __init__(self, world: int, make: Make, mode: Mode = "per-worker", seed: int = 0, ramp: str = "none") -> None:
         self.loaders = []
+        config = BatchConfig(batch=mode, seed=seed, ramp=ramp)
         for rank in range(world):
             with process_of(rank):
-                self.loaders.append(Loader(make(), BatchConfig(batch=mode, seed=seed), world, rank, Cursor()))
+                self.loaders.append(Loader(make(), config, world, rank, Cursor()))
 
     def shares(self) -> list[list[Any]]:
         """One epoch: by rank, by step, what the worker is given."""
