@@ -2,8 +2,9 @@
 
 An epoch is a list of steps. A step is what one process would train on at once; it is the same for any number of
 workers that gives the same global batch. The workers divide it: contiguous shares, as equal as can be, the lower
-ranks holding one more where it does not come out even. Nothing is padded, repeated or dropped (unless the script's
-own DataLoader says `drop_last`), so the last step may be short, and a worker's share of it empty.
+ranks holding one more where it does not come out even (or shares that follow speed: `balance.py`). Nothing is padded,
+repeated or dropped (unless the script's own DataLoader says `drop_last`), so the last step may be short, and a worker's
+share of it empty.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -27,11 +28,13 @@ class BatchConfig(Config):
     `per-worker`: each worker takes batches as large as the script's, so the global batch grows with the workers.
     `global`: the workers divide the script's batch, so the job computes what one process would.
     `ramp`: the global batch begins with a part of its size: `ramp=4:3epochs` with a quarter, whole after 3 epochs.
+    `balance`: faster workers take more of each step's samples, as many as their measured speed allows.
     """
 
     batch: Literal["per-worker", "global"] = "per-worker"
     seed: int = 0
     ramp: str = "none"
+    balance: bool = False
 
     def check(self) -> None:
         """Refuse a seed that does not fit 64 bits, and a ramp that cannot be read."""
@@ -83,6 +86,25 @@ class Steps(Sequence[list[int]]):
         """How large a step is unless the epoch ends in it."""
 
 
+class Division(Protocol):
+    """How the workers divide the steps of an epoch."""
+
+    def bounds(self, step: int, samples: int, rank: int) -> tuple[int, int]:
+        """Where a worker's part of a step's samples begins and ends."""
+        ...
+
+
+class Equal:
+    """Shares as equal as can be."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+
+    def bounds(self, step: int, samples: int, rank: int) -> tuple[int, int]:
+        """The same in every step."""
+        return share_bounds(samples, self._workers, rank)
+
+
 class Consecutive(Steps):
     """Steps of `batch` consecutive positions each, looked up in an order; none is stored."""
 
@@ -124,8 +146,11 @@ class Ramped(Steps):
 class Epoch:
     """The steps of one epoch, as one worker sees them."""
 
-    def __init__(self, steps: Sequence[Sequence[Any]], workers: int, rank: int) -> None:
-        self.steps, self._workers, self._rank = steps, workers, rank
+    def __init__(
+        self, steps: Sequence[Sequence[Any]], workers: int, rank: int, division: Division | None = None
+    ) -> None:
+        self.steps, self._rank = steps, rank
+        self._division = division or Equal(workers)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -137,14 +162,17 @@ class Epoch:
     def __iter__(self) -> Iterator[Share]:
         for number in range(len(self.steps)):
             step = self.steps[number]
-            begin, end = share_bounds(len(step), self._workers, self._rank)
+            begin, end = self._division.bounds(number, len(step), self._rank)
             yield Share(step[begin:end], step)
 
 
 class WholeBatches(Epoch):
     """Steps of whole batches, one for each worker while there are any: what belongs together stays together."""
 
-    def __init__(self, batches: Sequence[Sequence[Any]], workers: int, rank: int) -> None:
+    def __init__(
+        self, batches: Sequence[Sequence[Any]], workers: int, rank: int, division: Division | None = None
+    ) -> None:
+        assert division is None, "whole batches are not divided"
         self._groups = [batches[begin : begin + workers] for begin in range(0, len(batches), workers)]
         super().__init__([[key for batch in group for key in batch] for group in self._groups], workers, rank)
 
@@ -153,7 +181,14 @@ class WholeBatches(Epoch):
             yield Share(group[self._rank] if self._rank < len(group) else [], step)
 
 
-def arithmetic(config: BatchConfig, script_batch: int, workers: int, samples: int, drop_last: bool) -> str:
+def arithmetic(
+    config: BatchConfig,
+    script_batch: int,
+    workers: int,
+    samples: int,
+    drop_last: bool,
+    division: Division | None = None,
+) -> str:
     """The sums behind a job's batches, in one line for the user.
 
     >>> arithmetic(BatchConfig(), script_batch=64, workers=4, samples=1000, drop_last=False)
@@ -162,12 +197,14 @@ def arithmetic(config: BatchConfig, script_batch: int, workers: int, samples: in
     'global batch 10 = 3 + 3 + 2 + 2 per worker (batch=global); an epoch of 20 samples = 2 steps of 10'
     """
     total = config.global_batch(script_batch, workers)
-    if total % workers == 0:
+    bounds = [(division or Equal(workers)).bounds(0, total, rank) for rank in range(workers)]
+    sizes = [end - begin for begin, end in bounds]
+    if len(set(sizes)) == 1:
         sum_line = f"{total // workers} per worker x {workers} data"
     else:
-        bounds = [share_bounds(total, workers, rank) for rank in range(workers)]
-        sum_line = " + ".join(str(end - begin) for begin, end in bounds) + " per worker"
+        sum_line = " + ".join(map(str, sizes)) + " per worker"
     chosen = " (batch=global)" if config.batch == "global" else ""
+    chosen += " (by speed)" if division is not None else ""
     whole, rest = divmod(samples, total)
     parts = [f"{whole} step{'s' if whole > 1 else ''} of {total}"] if whole else []
     if rest:

@@ -6,7 +6,10 @@ One per job, made by `Fleet` and handed to those three.
 
 from __future__ import annotations
 
+import time
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -28,10 +31,15 @@ class Cursor:
 
     `weight` is how much this worker counts in a mean: the samples of the batch in hand or, when a loop over a loader
     has ended, the samples that it saw in that loop. `loss` is this worker's, as the script reported it, and
-    `mean_loss` the whole job's.
+    `mean_loss` the whole job's. `between_loops` is called when a loop over a loader begins, and when it has run to its
+    end: there all workers are at the same place.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
+        self.waited_seconds = 0.0
+        self.meetings = 0
+        self.between_loops: list[Callable[[], None]] = []
         self.weight = 1.0
         self.loss: float | None = None
         self._losses, self._reported = 0.0, 0.0  # of batches that were added up: losses times samples, and samples
@@ -80,9 +88,6 @@ class Cursor:
         """Whether the batch in hand is the last one of its step: the only one, unless several are accumulated."""
         return self.at is None or self.at.closes
 
-    def backward_ended(self) -> None:
-        """A backward pass has ended on this worker, and its gradients are not reduced yet."""
-
     def keep_loss(self) -> None:
         """The reported loss is part of a step that is not closed yet."""
         if self.loss is not None:
@@ -97,6 +102,21 @@ class Cursor:
         self._losses, self._reported = 0.0, 0.0
         return taken
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around every wait for all other workers: their slowness is not to be taken for this worker's own work."""
+        begun = self.clock()
+        try:
+            yield
+        finally:
+            self.waited_seconds += self.clock() - begun
+            self.meetings += 1
+
+    def take_loss(self) -> float | None:
+        """The reported loss, once."""
+        loss, self.loss = self.loss, None
+        return loss
+
     def check_one_weight(self) -> None:
         """Refuse loaders that run side by side and divide their batches differently: no one weight would be right.
 
@@ -108,5 +128,5 @@ class Cursor:
             told = " and ".join(f"{samples} of {total} samples" for samples, total in shares)
             raise RuntimeError(
                 f"several loaders are being iterated at once, and this worker holds {told}: its gradients have no "
-                f"single weight; use batch sizes that the number of workers divides, and drop_last=True"
+                f"single weight; use batch sizes that the number of workers divides, drop_last=True and no balance"
             )

@@ -7,11 +7,12 @@ replaced, by one that follows the `Plan`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+from argosy.data.balance import Balance
 from argosy.data.batches import BatchConfig, Epoch, Share
 from argosy.data.cursor import Cursor, Position
 from argosy.data.empty import STAND_INS, emptied
@@ -24,7 +25,17 @@ class Loader:
     `epoch` counts the epochs begun and decides the order of the next one; set it to continue an earlier run.
     """
 
-    def __init__(self, loader: DataLoader[Any], config: BatchConfig, workers: int, rank: int, cursor: Cursor) -> None:
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        config: BatchConfig,
+        workers: int,
+        rank: int,
+        cursor: Cursor,
+        exchange: Callable[[float], list[float]] | None = None,
+        told: Callable[[list[int]], None] | None = None,
+    ) -> None:
+        """`exchange` and `told` are for `balance`: see `Balance`."""
         _refuse_unusable(loader)
         self.epoch = 0
         self._start = 0  # samples of the next epoch that an earlier run has trained on
@@ -33,14 +44,19 @@ class Loader:
         self._step = 0  # of the epoch under way
         self._script, self._cursor = loader, cursor
         self._plan = Plan(loader, config, workers, rank)
+        self._balance: Balance | None = None
+        if config.balance and workers > 1:
+            if exchange is None:
+                raise TypeError("balance=true needs `exchange`, by which the workers tell each other their speeds")
+            self._balance = Balance(workers, prefetched(loader), cursor, exchange, told)
         self._sampler = _EpochSampler()
         self._inner = _with_batch_sampler(loader, self._sampler)
         self._plan.epoch(0, 0)  # a sampler that cannot be divided says so now, not in the middle of a job
 
     @property
     def arithmetic(self) -> str:
-        """How the script's batch became the job's, in one line."""
-        return self._plan.arithmetic()
+        """How the script's batch became the job's, in one line; with `balance`, by the shares of the present."""
+        return self._plan.arithmetic(self._balance.newest() if self._balance is not None else None)
 
     @property
     def batch_sizes(self) -> tuple[int, int] | None:
@@ -79,13 +95,16 @@ class Loader:
         return len(self._current or self._plan.epoch(self.epoch, self._start))
 
     def __iter__(self) -> Iterator[Any]:
+        for meet in self._cursor.between_loops:
+            meet()
         number, handed = self.epoch, self._start
-        epoch = self._plan.epoch(number, handed)
+        shares = self._balance.begin() if self._balance is not None else None
+        epoch = self._plan.epoch(number, handed, shares)
         self.epoch, self._start = number + 1, 0
         self._sampler.epoch = self._current = epoch
         self._step = 0
         self._inside = (number, handed) if handed else None
-        seen = 0
+        seen, begun = 0, self._cursor.clock()
         try:
             for step, (share, batch) in enumerate(zip(epoch, self._inner, strict=True)):
                 seen += len(share.indices)
@@ -96,6 +115,13 @@ class Loader:
                     self, Position(number, step, len(epoch), len(share.indices), len(share.step), len(share.step))
                 )
                 yield batch if share.indices else emptied(batch)
+                if self._balance is not None and shares is not None:
+                    seconds = self._cursor.clock() - begun
+                    self._balance.stepped(shares, step, len(share.indices), len(share.step), seconds)
+                    begun = self._cursor.clock()
+            # Only here, and not below: a worker that breaks off or fails is not where the others are.
+            for meet in self._cursor.between_loops:
+                meet()
         finally:
             # `_inside` stays: a script that breaks off and then saves is to continue there.
             self._current = None
@@ -122,6 +148,11 @@ class _EpochSampler:
     def _loadable(share: Share) -> list[Any]:
         # A DataLoader cannot load nothing: an empty share loads stand-ins, and the loader cuts them off again.
         return list(share.indices) or [share.step[0]] * STAND_INS
+
+
+def prefetched(loader: DataLoader[Any]) -> int:
+    """How many batches a DataLoader has asked for beyond the one that it has handed out."""
+    return loader.num_workers * (loader.prefetch_factor or 0)
 
 
 def _with_batch_sampler(loader: DataLoader[Any], sampler: _EpochSampler) -> DataLoader[Any]:

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from argosy.config import ConfigError
-from argosy.data.batches import BatchConfig, Consecutive, Epoch, Ramped, WholeBatches, arithmetic
+from argosy.data.batches import BatchConfig, Consecutive, Division, Epoch, Ramped, Steps, WholeBatches, arithmetic
 from argosy.data.order import Indices, Shuffle, epoch_seed
 from argosy.data.ramp import Ramp
 
@@ -36,6 +36,13 @@ class Plan:
                 fix = f"batches come from the script's {type(self._batches).__name__}, whose sizes are its own"
                 raise ConfigError("ramp", config.ramp, fix)
             self._ramp.check(config.global_batch(self._batches.batch_size, workers), workers)
+        if config.balance and not self._regular and config.batch == "per-worker":
+            raise ConfigError(
+                "balance",
+                True,
+                f"the script's {type(self._batches).__name__} makes whole batches, one for each worker, which cannot "
+                f"follow the workers' speed; use batch=global, which divides them, a plain batch_size, or no balance",
+            )
 
     def batch_sizes(self) -> tuple[int, int] | None:
         """The script's batch and the whole job's; None if a sampler of the script's decides."""
@@ -43,28 +50,33 @@ class Plan:
             return None
         return self._batches.batch_size, self._config.global_batch(self._batches.batch_size, self._workers)
 
-    def epoch(self, number: int, start: int = 0) -> Epoch:
+    def epoch(self, number: int, start: int = 0, division: Division | None = None) -> Epoch:
         """The steps of an epoch, from the first one after `start` samples. A script's own sampler is drawn anew."""
-        return self._consecutive(number, start) if self._regular else self._sampled(number, start)
+        if self._regular:
+            return Epoch(self._consecutive(number, start), self._workers, self._rank, division)
+        return self._sampled(number, start, division)
 
-    def arithmetic(self) -> str:
+    def arithmetic(self, division: Division | None = None) -> str:
         """How the script's batch became the job's, in one line."""
         if not self._regular:
             return f"batches come from the script's {type(self._batches).__name__}, {len(self.epoch(0))} steps"
         batches = self._batches
-        return arithmetic(self._config, batches.batch_size, self._workers, self._order(0)[1], batches.drop_last)
+        samples = self._order(0)[1]
+        return arithmetic(self._config, batches.batch_size, self._workers, samples, batches.drop_last, division)
 
     def outline(self) -> list[str]:
         """What must be the same on all workers: the sums, and the first epoch if a sampler of the script's drew it."""
         drawn = not self._regular or self._function_of(self._batches.sampler, 0) is None
         return [self.arithmetic(), *(str(step) for step in self.epoch(0).steps if drawn)]
 
-    def _consecutive(self, number: int, start: int) -> Epoch:
+    def _consecutive(self, number: int, start: int) -> Steps:
         order, samples = self._order(number)
         batch, drop_last = self._config.global_batch(self._batches.batch_size, self._workers), self._batches.drop_last
-        pieces = self._ramp.pieces(batch, samples, drop_last, number, start) if self._ramp is not None else None
-        steps = Ramped(order, pieces) if pieces is not None else Consecutive(order, samples, batch, drop_last, start)
-        return Epoch(steps, self._workers, self._rank)
+        if self._ramp is not None:
+            pieces = self._ramp.pieces(batch, samples, drop_last, number, start)
+            if pieces is not None:
+                return Ramped(order, pieces)
+        return Consecutive(order, samples, batch, drop_last, start)
 
     def _order(self, number: int) -> tuple[Callable[[Indices], Indices], int]:
         """What stands at each position of an epoch, and how many positions there are."""
@@ -85,13 +97,13 @@ class Plan:
             return Shuffle(len(sampler.data_source), self._config.seed, number)
         return None
 
-    def _sampled(self, number: int, start: int) -> Epoch:
+    def _sampled(self, number: int, start: int, division: Division | None) -> Epoch:
         """Steps from the script's own batch sampler: one of its batches, divided, or one for every worker."""
         batches = [list(batch) for batch in self._drawn(self._batches, number)]
         before = itertools.accumulate((len(batch) for batch in batches), initial=0)
         rest = [batch for batch, done in zip(batches, before, strict=False) if done >= start]
         kind = WholeBatches if self._config.batch == "per-worker" else Epoch
-        return kind(rest, self._workers, self._rank)
+        return kind(rest, self._workers, self._rank, division)
 
     def _drawn(self, sampler: Any, number: int) -> list[Any]:
         """All that a sampler yields, with the random state a function of seed and epoch."""
