@@ -1,4 +1,5 @@
 """Ways to train in parallel.
 
-Read `mesh.py` (which axes there are), then `data.py` (data parallelism).
+Read `mesh.py` (which axes there are), then `data.py` (data parallelism) and `local.py` (replicas that meet
+every k steps).
 """
