@@ -265,8 +265,14 @@ def some_steps(worker: Worker, count: int) -> None:
             break
 
 
-def save(place: Place, folder: Path) -> dict[str, Any]:
-    worker = Worker(place, {"sync": "diloco:3"})
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+    return torch.allclose(one, other, rtol=1e-6) if isinstance(one, Tensor) else one == other
+
+
+def save(place: Place, folder: Path, sync: str, kind: str) -> dict[str, Any]:
+    worker = Worker(place, {"sync": sync}, kind)
     worker.epoch()
     some_steps(worker, 4)
     before = bits(worker.model)
@@ -276,13 +282,15 @@ def save(place: Place, folder: Path) -> dict[str, Any]:
     return {"before": before, "after": bits(worker.model)}
 
 
-def resume(place: Place, folder: Path) -> dict[str, Any]:
-    worker = Worker(place, {"sync": "diloco:3"})
+def resume(place: Place, folder: Path, sync: str, kind: str) -> dict[str, Any]:
+    worker = Worker(place, {"sync": sync}, kind)
     states = whole.load(folder, worker.group)
     some_steps(worker, 2)  # what is loaded takes the place of whatever was there
     worker.model.load_state_dict(states["model"])
     worker.replicas.load_state_dict(states["replicas"], worker.group)
     told: dict[str, Any] = {"loaded": bits(worker.model)}
+    again = worker.replicas.state_dict(worker.group)["outer"]
+    told["kept"] = same(again, states["replicas"]["outer"])
     worker.loader.epoch = 1
     worker.epoch()
     told |= {"numbers": numbers(worker.model), "end": bits(worker.model), "rounds": worker.replicas.rounds}
@@ -294,17 +302,22 @@ def resume(place: Place, folder: Path) -> dict[str, Any]:
     return told
 
 
-def test_training_continues_on_another_number_of_workers(tmp_path: Path) -> None:
-    """The outer momentum goes on; the reference changes its number of replicas at the same place."""
-    folder = tmp_path / "net"
-    saved = run(save, 2, folder)
+def saved_and_resumed(folder: Path, sync: str, kind: str) -> list[dict[str, Any]]:
+    """By two workers, then by three."""
+    saved = run(save, 2, folder, sync, kind)
     assert len({told["before"] for told in saved}) == 2
     assert len({told["after"] for told in saved}) == 1, "saving makes the replicas one"
-    resumed = run(resume, 3, folder)
+    resumed = run(resume, 3, folder, sync, kind)
     assert {told["loaded"] for told in resumed} == {saved[0]["after"]}
+    assert all(told["kept"] for told in resumed)
     assert {told["rounds"] for told in resumed} == {3 + 2 + 3}
     assert len({told["end"] for told in resumed}) == 1
+    return resumed
 
+
+def test_training_continues_on_another_number_of_workers(tmp_path: Path) -> None:
+    """The outer momentum goes on; the reference changes its number of replicas at the same place."""
+    resumed = saved_and_resumed(tmp_path / "net", "diloco:3", "plain")
     reference = Simulation(2, "diloco:3", "SGD")
     reference.epoch()
     reference.epoch(stop=4)
@@ -312,6 +325,11 @@ def test_training_continues_on_another_number_of_workers(tmp_path: Path) -> None
     reference.next_epoch = 1
     reference.epoch()
     assert apart(resumed[0]["numbers"], numbers(reference.start)) < 1e-12
+
+
+def test_what_quantising_still_owes_is_kept(tmp_path: Path) -> None:
+    pytest.importorskip("argosy.compress.quantised")
+    saved_and_resumed(tmp_path / "net", "diloco:3:int4", "small")
 
 
 # What goes wrong, and who is slow.
