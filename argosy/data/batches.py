@@ -28,16 +28,20 @@ class BatchConfig(Config):
     `per-worker`: each worker takes batches as large as the script's, so the global batch grows with the workers.
     `global`: the workers divide the script's batch, so the job computes what one process would.
     `ramp`: the global batch begins with a part of its size: `ramp=4:3epochs` with a quarter, whole after 3 epochs.
+    `accumulate`: so many batches make one step; gradients are added up, and an optimizer's steps between do nothing.
     `balance`: faster workers take more of each step's samples, as many as their measured speed allows.
     """
 
     batch: Literal["per-worker", "global"] = "per-worker"
     seed: int = 0
+    accumulate: int = 1
     ramp: str = "none"
     balance: bool = False
 
     def check(self) -> None:
-        """Refuse a seed that does not fit 64 bits, and a ramp that cannot be read."""
+        """Refuse a seed that does not fit 64 bits, a step of no batch, and a ramp that cannot be read."""
+        if self.accumulate < 1:
+            raise ConfigError("accumulate", self.accumulate, "a step is made of 1 batch or more")
         if not 0 <= self.seed < 1 << 63:
             raise ConfigError("seed", self.seed, "a seed lies between 0 and 2^63 - 1")
         Ramp.parse(self.ramp)
@@ -195,22 +199,27 @@ def arithmetic(
     'global batch 256 = 64 per worker x 4 data; an epoch of 1000 samples = 3 steps of 256 + 1 of 232'
     >>> arithmetic(BatchConfig(batch="global"), script_batch=10, workers=4, samples=20, drop_last=False)
     'global batch 10 = 3 + 3 + 2 + 2 per worker (batch=global); an epoch of 20 samples = 2 steps of 10'
+    >>> arithmetic(BatchConfig(accumulate=2), script_batch=64, workers=4, samples=1000, drop_last=False)
+    'global batch 512 = 64 per worker x 4 data x 2 accumulated; an epoch of 1000 samples = 1 step of 512 + 1 of 488'
     """
-    total = config.global_batch(script_batch, workers)
-    bounds = [(division or Equal(workers)).bounds(0, total, rank) for rank in range(workers)]
+    batch = config.global_batch(script_batch, workers)
+    bounds = [(division or Equal(workers)).bounds(0, batch, rank) for rank in range(workers)]
     sizes = [end - begin for begin, end in bounds]
     if len(set(sizes)) == 1:
-        sum_line = f"{total // workers} per worker x {workers} data"
+        sum_line = f"{batch // workers} per worker x {workers} data"
     else:
         sum_line = " + ".join(map(str, sizes)) + " per worker"
-    chosen = " (batch=global)" if config.batch == "global" else ""
-    chosen += " (by speed)" if division is not None else ""
-    whole, rest = divmod(samples, total)
+    sum_line += f" x {config.accumulate} accumulated" if config.accumulate > 1 else ""
+    sum_line += " (batch=global)" if config.batch == "global" else ""
+    sum_line += " (by speed)" if division is not None else ""
+    dropped = samples % batch if drop_last else 0
+    total = batch * config.accumulate
+    whole, rest = divmod(samples - dropped, total)
     parts = [f"{whole} step{'s' if whole > 1 else ''} of {total}"] if whole else []
-    if rest:
-        parts.append(f"{rest} dropped (drop_last)" if drop_last else f"1 of {rest}")
+    parts += [f"1 of {rest}"] if rest else []
+    parts += [f"{dropped} dropped (drop_last)"] if dropped else []
     ramp = Ramp.parse(config.ramp)
     return (
-        f"global batch {total} = {sum_line}{chosen}; an epoch of {samples} samples = {' + '.join(parts) or '0 steps'}"
+        f"global batch {total} = {sum_line}; an epoch of {samples} samples = {' + '.join(parts) or '0 steps'}"
         f"{'; ' + ramp.told(total) if ramp else ''}"
     )

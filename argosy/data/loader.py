@@ -42,7 +42,7 @@ class Loader:
         self._inside: tuple[int, int] | None = None  # the epoch begun last, if unfinished, and its samples handed out
         self._current: Epoch | None = None
         self._step = 0  # of the epoch under way
-        self._script, self._cursor = loader, cursor
+        self._script, self._cursor, self._accumulate = loader, cursor, config.accumulate
         self._plan = Plan(loader, config, workers, rank)
         self._balance: Balance | None = None
         if config.balance and workers > 1:
@@ -67,12 +67,14 @@ class Loader:
     def global_batch(self) -> int | None:
         """How large the step in hand is, or the next one between epochs, unless the epoch ends in it."""
         if self._current is not None:
-            return self._current.batch(self._step)
-        return self._plan.epoch(self.epoch, self._start).batch(0)
+            batch = self._current.batch(self._step)
+        else:
+            batch = self._plan.epoch(self.epoch, self._start).batch(0)
+        return batch * self._accumulate if batch is not None else None
 
     def steps_in(self, epochs: int) -> int:
         """How many steps the first epochs of a run have."""
-        return sum(len(self._plan.epoch(number)) for number in range(epochs))
+        return sum(-(-len(self._plan.epoch(number)) // self._accumulate) for number in range(epochs))
 
     def outline(self) -> list[str]:
         """What must be the same on all workers."""
@@ -109,11 +111,12 @@ class Loader:
             for step, (share, batch) in enumerate(zip(epoch, self._inner, strict=True)):
                 seen += len(share.indices)
                 handed += len(share.step)
-                self._inside = (number, handed) if step + 1 < len(epoch) else None
                 self._step = step
-                self._cursor.move(
-                    self, Position(number, step, len(epoch), len(share.indices), len(share.step), len(share.step))
-                )
+                merged, closes = (len(share.step), True) if self._accumulate == 1 else self._merged(epoch, step)
+                if closes:  # what was added up of an unfinished step is in no checkpoint
+                    self._inside = (number, handed) if step + 1 < len(epoch) else None
+                samples = len(share.indices)
+                self._cursor.move(self, Position(number, step, len(epoch), samples, len(share.step), merged, closes))
                 yield batch if share.indices else emptied(batch)
                 if self._balance is not None and shares is not None:
                     seconds = self._cursor.clock() - begun
@@ -126,6 +129,12 @@ class Loader:
             # `_inside` stays: a script that breaks off and then saves is to continue there.
             self._current = None
             self._cursor.leave(self, seen)
+
+    def _merged(self, epoch: Epoch, step: int) -> tuple[int, bool]:
+        """How many samples are in the optimizer's step that a batch belongs to, and whether the batch closes it."""
+        first = step - step % self._accumulate
+        end = min(first + self._accumulate, len(epoch))
+        return sum(len(epoch.steps[number]) for number in range(first, end)), step + 1 == end
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # ours, and not there yet: an object that is being copied has nothing to ask

@@ -45,10 +45,11 @@ class Plan:
             )
 
     def batch_sizes(self) -> tuple[int, int] | None:
-        """The script's batch and the whole job's; None if a sampler of the script's decides."""
+        """The script's batch and that of a step of the whole job; None if a sampler of the script's decides."""
         if not self._regular:
             return None
-        return self._batches.batch_size, self._config.global_batch(self._batches.batch_size, self._workers)
+        batch = self._config.global_batch(self._batches.batch_size, self._workers)
+        return self._batches.batch_size, batch * self._config.accumulate
 
     def epoch(self, number: int, start: int = 0, division: Division | None = None) -> Epoch:
         """The steps of an epoch, from the first one after `start` samples. A script's own sampler is drawn anew."""

@@ -128,11 +128,11 @@ class DataParallel:
 
     def _ended(self, this_pass: int) -> None:
         self._passes.discard(this_pass)
-        self._cursor.backward_ended()
         if not self._cursor.closes:
             self._cursor.keep_loss()
         elif self.reducer is not None:
-            self._reduce(self.reducer)
+            with self._cursor.waiting():
+                self._reduce(self.reducer)
         else:
             losses, reporters = self._cursor.take_losses()
             self._cursor.mean_loss = losses / reporters if reporters else None
