@@ -30,6 +30,44 @@ def reduce(op: str, dtype: str, out: int, sources: list[int], count: int, isa: s
 def instruction_sets() -> list[str]:
     """The instruction sets that `reduce` can use on this CPU, best first. All give the same bits."""
 
+def quantised_record(bits: int) -> tuple[int, int]:
+    """The numbers in a block that is quantised with `bits` (8, 4 or 1), and the bytes of its record."""
+
+def quantise(bits: int, records: int, values: int, residual: int, count: int, isa: str | None = None) -> None:
+    """Add `values` to `residual`, write the records of the sums, and leave in `residual` what they do not say.
+
+    Values and residual are `count` floats; the last block may be short, its record is not. A block with a number that
+    is not finite is NaN when it is read, and its residual zero. The GIL is released.
+    """
+
+def dequantise(bits: int, out: int, sources: list[int], count: int, add: bool = False, isa: str | None = None) -> None:
+    """Set `out`, of `count` floats, to what the records of all sources say, added up in their order.
+
+    With `add`, what `out` holds comes first. The result has the same bits on every CPU. The GIL is released.
+    """
+
+def low_rank_project(
+    p: int, matrix: int, values: int, q: int, shape: tuple[int, int, int], isa: str | None = None
+) -> None:
+    """matrix += values, and p = matrix q.
+
+    `shape` is (rows, columns, rank). p and q are kept as `rank` rows each, of `rows` and of `columns` numbers.
+    """
+
+def low_rank_project_back(q: int, matrix: int, p: int, shape: tuple[int, int, int], isa: str | None = None) -> None:
+    """Make the rows of p orthonormal, with the same bits on every CPU, and q = matrix^T p.
+
+    A row of p that depends on those before it becomes zero.
+    """
+
+def low_rank_expand(
+    out: int, matrix: int, p: int, own_q: int, q: int, shape: tuple[int, int, int], isa: str | None = None
+) -> None:
+    """matrix -= p own_q^T, and out = p q^T, with the same bits on every CPU."""
+
+def low_rank_restart(start: int, q: int, shape: tuple[int, int, int]) -> None:
+    """Rows of q that are not all zeros replace those of `start`, brought to a largest magnitude of one."""
+
 def guard(fd: int) -> None:
     """Kill this process's whole group (SIGKILL) when the other end of `fd` is closed.
 

@@ -20,7 +20,8 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 
-void bind_links(nb::module_& m);  // bind_links.cpp
+void bind_codecs_quant(nb::module_& m);  // bind_codecs_quant.cpp
+void bind_links(nb::module_& m);         // bind_links.cpp
 
 namespace {
 
@@ -55,6 +56,7 @@ NB_MODULE(_native, m) {
   m.doc() = "Argosy's native core.";
   nb::set_leak_warnings(false);  // a script may end with groups that torch still holds: that is nothing to warn of
   nb::register_exception_translator(raise_os_error);
+  bind_codecs_quant(m);
   bind_links(m);
 
   argosy::bind_engine(m);

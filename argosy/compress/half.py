@@ -1,0 +1,61 @@
+"""Gradients of 16 bits on the wire: half the bytes, and no memory.
+
+Nothing is kept. Rounding to nearest changes a number by at most 1/256 of it (fp16: 1/2048), to either side alike, so no
+part of a gradient is left out for good; error feedback would cost a second copy of it, and as much time again.
+
+[Note: fp16 does not overflow]
+fp16 ends at 65,504, and numbers below 6e-8 become zero. So a bucket is multiplied by a power of two, which loses
+nothing, such that no sum of all workers' shares can overflow and the largest comes close to it. They agree on it by the
+maximum of their shares, one number. A sum that is finite stays finite; one that is not gets there as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+from argosy.comm.engine import EngineGroup
+from argosy.compress.codec import Bucket, Codec
+from argosy.compress.kept import Scratch
+
+_TYPES: Final = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_HIGHEST: Final = 15  # sums are kept below 2^15, so that rounding in between cannot take them to infinity
+
+
+class HalfCodec(Codec):
+    """Sums gradients as `fp16` or `bf16` numbers."""
+
+    def __init__(self, kind: Literal["fp16", "bf16"]) -> None:
+        super().__init__()
+        self._type = _TYPES[kind]
+        self._scratch = Scratch()
+
+    def reduce(self, bucket: Bucket, group: EngineGroup) -> None:
+        """Sum in 16 bits; the engine adds up in fp32 and rounds what it sends."""
+        flat = bucket.flat
+        if not flat.numel():
+            return
+        wire = self._scratch.take("wire", flat.numel(), self._type, group)
+        exponent = self._agree(flat, group) if self._type == torch.float16 else 0
+        if exponent:
+            flat.mul_(2.0**exponent)
+        wire.copy_(flat)
+        group.all_reduce(wire)
+        self.bytes_sent += wire.nbytes
+        flat.copy_(wire)
+        if exponent:
+            flat.mul_(2.0**-exponent)
+
+    def _agree(self, flat: Tensor, group: EngineGroup) -> int:
+        """The power of two to multiply by: see [Note: fp16 does not overflow]."""
+        least, greatest = torch.aminmax(flat)
+        top = torch.maximum(least.neg(), greatest).reshape(1)
+        group.all_reduce(top, "max")
+        self.bytes_sent += top.nbytes
+        bound = float(top) * group.size
+        if not 0 < bound < math.inf:
+            return 0
+        return max(-126, min(126, _HIGHEST - math.frexp(bound)[1]))  # both it and its inverse are floats

@@ -1,0 +1,167 @@
+"""PowerSGD: gradients as products of two thin matrices (Vogels, Karimireddy and Jaggi, 2019), with error feedback.
+
+For the sum M of all workers' matrices, one step of power iteration, begun where the last training step ended:
+
+    P = M Q        computed from each worker's own matrix, and summed over workers
+    P = the columns of P, made orthonormal
+    Q = M^T P      likewise
+    M ~ P Q^T      what every worker has in the end
+
+A worker keeps what its own matrix loses by this, M_r - P (M_r^T P)^T, and adds it to its next one. (Keeping M_r less an
+equal part of the result, as is usual, has the same sum, but lets what tells the workers apart grow without end.)
+
+The P of all matrices of a bucket are summed together, and so are their Q: two exchanges. Tensors of one dimension, and
+those that would not get smaller, travel whole beside the P. A tensor of more dimensions is a matrix of shape[0] rows.
+
+Arithmetic that all workers do for themselves is in native code that has the same bits on every CPU.
+
+[Note: matrices that are not finite]
+One number that is not finite makes P so, on all workers alike. They all fill that matrix with NaN, drop what they had
+held back of it, and keep the Q they had.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from argosy import _native
+from argosy.comm.engine import EngineGroup
+from argosy.compress.codec import Bucket, Codec, Part
+from argosy.compress.kept import Cuts, Residuals, Scratch
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """A part that is sent as a product, with the places of its P and Q in what is sent, and where its Q begins."""
+
+    part: Part
+    shape: tuple[int, int, int]  # rows, columns, rank
+    p: slice
+    q: slice
+    start: Tensor
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a bucket travels: its matrices, then its other parts with their places behind the P of all matrices."""
+
+    matrices: tuple[_Matrix, ...]
+    dense: tuple[tuple[Part, slice], ...]
+    p_numbers: int
+    q_numbers: int
+
+
+class PowerSgdCodec(Codec):
+    """Sums gradients as matrices of rank `rank`."""
+
+    def __init__(self, rank: int = 4) -> None:
+        super().__init__()
+        if rank < 1:
+            raise ValueError(f"rank={rank}: a rank is a whole number from 1 on")
+        self._rank = rank
+        self._starts: dict[str, Tensor] = {}  # for each matrix the Q to begin with, the same on all workers
+        self._plans = Cuts(self._plan)
+        self._residuals, self._scratch = Residuals(), Scratch()
+
+    def reduce(self, bucket: Bucket, group: EngineGroup) -> None:
+        """One step of power iteration for each matrix: see above."""
+        plan, flat = self._plans.of(bucket), bucket.flat
+        if not plan.matrices:
+            group.all_reduce(flat)
+            self.bytes_sent += flat.nbytes
+            return
+        residual = self._residuals.of(bucket)
+        p = self._scratch.take("p", plan.p_numbers, torch.float32, group)
+        q = self._scratch.take("q", plan.q_numbers, torch.float32, group)
+        own_q = self._scratch.take("own q", plan.q_numbers, torch.float32, group)
+        at, kept, p_at, q_at, own_at = (tensor.data_ptr() for tensor in (flat, residual, p, q, own_q))
+
+        for m in plan.matrices:
+            begin = 4 * m.part.begin
+            _native.low_rank_project(p_at + 4 * m.p.start, kept + begin, at + begin, m.start.data_ptr(), m.shape)
+        for part, place in plan.dense:
+            p[place].copy_(flat[part.begin : part.end])
+        group.all_reduce(p)
+        lost = _drop_broken(plan.matrices, [m.p for m in plan.matrices], residual, p)
+        for m in plan.matrices:
+            begin, p_begin = 4 * m.part.begin, p_at + 4 * m.p.start
+            _native.low_rank_project_back(own_at + 4 * m.q.start, kept + begin, p_begin, m.shape)
+        q.copy_(own_q)
+        group.all_reduce(q)
+        lost += _drop_broken(plan.matrices, [m.q for m in plan.matrices], residual, q, own_q)
+        for m in plan.matrices:
+            begin, p_begin, q_begin = 4 * m.part.begin, p_at + 4 * m.p.start, 4 * m.q.start
+            _native.low_rank_expand(at + begin, kept + begin, p_begin, own_at + q_begin, q_at + q_begin, m.shape)
+            _native.low_rank_restart(m.start.data_ptr(), q_at + q_begin, m.shape)
+        for part, place in plan.dense:
+            flat[part.begin : part.end].copy_(p[place])
+        for part in lost:
+            flat[part.begin : part.end].fill_(torch.nan)
+        self.bytes_sent += p.nbytes + q.nbytes
+
+    def _plan(self, bucket: Bucket) -> _Plan:
+        matrices, dense = [], []
+        p_end = q_end = 0
+        for part in bucket.parts:
+            shape = self._shape(part)
+            if shape is None:
+                dense.append(part)
+                continue
+            rows, columns, rank = shape
+            p, q = slice(p_end, p_end + rank * rows), slice(q_end, q_end + rank * columns)
+            matrices.append(_Matrix(part, shape, p, q, self._start(part.name, rank, columns)))
+            p_end, q_end = p.stop, q.stop
+        places, end = [], p_end
+        for part in dense:
+            places.append((part, slice(end, end + part.end - part.begin)))
+            end += part.end - part.begin
+        return _Plan(tuple(matrices), tuple(places), end, q_end)
+
+    def _shape(self, part: Part) -> tuple[int, int, int] | None:
+        """Rows, columns and rank of a part, if it is smaller that way."""
+        if len(part.shape) < 2:
+            return None
+        rows, numbers = part.shape[0], part.end - part.begin
+        columns = numbers // rows if rows else 0
+        return (rows, columns, self._rank) if self._rank * (rows + columns) < numbers else None
+
+    def _start(self, name: str, rank: int, columns: int) -> Tensor:
+        """The Q to begin with: where the last step ended, or anything, as long as all workers begin with the same."""
+        start = self._starts.get(name)
+        if start is None or start.shape != (rank, columns):
+            random = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            start = self._starts[name] = torch.randn(rank, columns, generator=random)
+        return start
+
+    def state_dict(self, group: EngineGroup) -> dict[str, Any]:
+        """What was held back, and where the next step begins, which is the same on all workers."""
+        starts = {name: start.clone() for name, start in self._starts.items()}
+        return {"residual": self._residuals.state_dict(group), "start": starts}
+
+    def load_state_dict(self, state: dict[str, Any], group: EngineGroup) -> None:
+        """Take an equal part of what was held back. Where a step of another rank ended is of no use."""
+        self._residuals.load_state_dict(state["residual"], group)
+        self._starts = {name: start.clone() for name, start in state["start"].items()}
+        self._plans.clear()
+
+
+def _drop_broken(
+    matrices: Sequence[_Matrix], places: Sequence[slice], residual: Tensor, sums: Tensor, *others: Tensor
+) -> list[Part]:
+    """The parts whose sums are not finite. There sums become zero, and what was held back is dropped."""
+    if bool(sums[: places[-1].stop].isfinite().all()):
+        return []
+    lost = []
+    for m, place in zip(matrices, places, strict=True):
+        if not bool(sums[place].isfinite().all()):
+            lost.append(m.part)
+            for numbers in (sums, *others):
+                numbers[place].zero_()
+            residual[m.part.begin : m.part.end].zero_()
+    return lost

@@ -1,0 +1,74 @@
+"""Blockwise quantised all-reduce: gradients of 8 or 4 bits on the wire, with error feedback.
+
+Numbers are quantised in blocks (256 of 8 bits, 128 of 4), each with a scale of its own: its largest magnitude. Worker r
+owns part r of a bucket. Each worker quantises the other parts of its share and sends them to their owners; an owner
+adds them to its own share, quantises the sum, and sends that to all. So a number is quantised twice at most, however
+many workers there are, and all read the same records: the owner too, or its bits would differ.
+
+What rounding leaves out of a share stays with its worker. What it leaves out of the sum stays with the owner. As the
+sum over workers is what is wanted, it makes no difference whose next share it comes back with.
+
+A number that is not finite makes its block NaN on all workers, and what its worker and the owner had held back of that
+block is dropped: see [Note: records] in csrc/codec_quant_types.h.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+
+from argosy import _native
+from argosy.comm.engine import EngineGroup
+from argosy.compress.codec import Bucket, Codec
+from argosy.compress.kept import Residuals, Scratch
+
+
+class QuantisedCodec(Codec):
+    """Sums gradients as codes of `bits` bits, 8 or 4."""
+
+    def __init__(self, bits: Literal[4, 8]) -> None:
+        super().__init__()
+        self._bits = bits
+        self._block, self._record_bytes = _native.quantised_record(bits)
+        self._residuals, self._scratch = Residuals(), Scratch()
+
+    def reduce(self, bucket: Bucket, group: EngineGroup) -> None:
+        """Quantise, exchange, add up, quantise again, exchange: see above."""
+        bits, count, rank, size = self._bits, bucket.flat.numel(), group.rank, group.size
+        if not count:
+            return
+        blocks = -(-count // (self._block * size))
+        part_bytes = blocks * self._record_bytes
+        cuts = [min(owner * blocks * self._block, count) for owner in range(size + 1)]
+        share, residual = bucket.flat.data_ptr(), self._residuals.of(bucket).data_ptr()
+
+        sent = self._scratch.take("sent", (size - 1) * part_bytes, torch.uint8, group)
+        received = self._scratch.take("received", (size - 1) * part_bytes, torch.uint8, group)
+        own = self._scratch.take("own", part_bytes, torch.uint8, group)
+        whole = self._scratch.take("whole", size * part_bytes, torch.uint8, group)
+
+        records = sent.data_ptr()
+        for owner in range(size):
+            if owner != rank:
+                begin, part = 4 * cuts[owner], cuts[owner + 1] - cuts[owner]
+                _native.quantise(bits, records, share + begin, residual + begin, part)
+                records += part_bytes
+        splits = [part_bytes if owner != rank else 0 for owner in range(size)]
+        group.all_to_all(received, sent, splits, splits)
+
+        begin, part = 4 * cuts[rank], cuts[rank + 1] - cuts[rank]
+        sources = [received.data_ptr() + number * part_bytes for number in range(size - 1)]
+        _native.dequantise(bits, share + begin, sources, part, True)
+        _native.quantise(bits, own.data_ptr(), share + begin, residual + begin, part)
+        group.all_gather_into(whole, own)
+        _native.dequantise(bits, share, [whole.data_ptr()], count)
+        self.bytes_sent += sent.nbytes + own.nbytes
+
+    def state_dict(self, group: EngineGroup) -> dict[str, Any]:
+        """What was held back."""
+        return {"residual": self._residuals.state_dict(group)}
+
+    def load_state_dict(self, state: dict[str, Any], group: EngineGroup) -> None:
+        """Take an equal part of it."""
+        self._residuals.load_state_dict(state["residual"], group)

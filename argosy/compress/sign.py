@@ -1,0 +1,52 @@
+"""Gradients of one bit: their signs, and for each block of 512 the mean of their magnitudes, with error feedback.
+
+Every worker gets the signs of all (one all-gather) and adds them up, each times its scale. That is exact, and takes one
+exchange. A worker receives N/8 bytes from each other one, so beyond some 60 workers it is no less than the numbers
+themselves would be.
+
+A number that is not finite makes its block NaN on all workers, and what was held back of that block is dropped: see
+[Note: records] in csrc/codec_quant_types.h.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from argosy import _native
+from argosy.comm.engine import EngineGroup
+from argosy.compress.codec import Bucket, Codec
+from argosy.compress.kept import Residuals, Scratch
+
+
+class SignCodec(Codec):
+    """Sums the signs of gradients, times a scale for each worker and block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._block, self._record_bytes = _native.quantised_record(1)
+        self._residuals, self._scratch = Residuals(), Scratch()
+
+    def reduce(self, bucket: Bucket, group: EngineGroup) -> None:
+        """Exchange the signs, and add them up."""
+        flat = bucket.flat
+        if not flat.numel():
+            return
+        size_bytes = -(-flat.numel() // self._block) * self._record_bytes
+        sent = self._scratch.take("sent", size_bytes, torch.uint8, group)
+        received = self._scratch.take("received", group.size * size_bytes, torch.uint8, group)
+        residual = self._residuals.of(bucket)
+        _native.quantise(1, sent.data_ptr(), flat.data_ptr(), residual.data_ptr(), flat.numel())
+        group.all_gather_into(received, sent)
+        self.bytes_sent += sent.nbytes
+        sources = [received.data_ptr() + rank * size_bytes for rank in range(group.size)]
+        _native.dequantise(1, flat.data_ptr(), sources, flat.numel())
+
+    def state_dict(self, group: EngineGroup) -> dict[str, Any]:
+        """What was held back."""
+        return {"residual": self._residuals.state_dict(group)}
+
+    def load_state_dict(self, state: dict[str, Any], group: EngineGroup) -> None:
+        """Take an equal part of it."""
+        self._residuals.load_state_dict(state["residual"], group)

@@ -1,0 +1,4 @@
+// The gradient codecs for every CPU of the architecture: SSE2 on x86-64, NEON on arm64.
+#define ARGOSY_ISA baseline
+#include "codec_quant_kernels.h"
+#include "codec_quant_lowrank.h"

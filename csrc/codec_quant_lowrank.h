@@ -1,0 +1,182 @@
+// Products with matrices of low rank (PowerSGD), written once and built for each instruction set.
+//
+// A gradient is read from memory once by each kernel, several rows at a time, so that what is read of P and Q, which
+// stay in the nearest caches, serves all of these rows.
+//
+// What is computed alone and then summed over all workers (`project`, `project_back`) may have any bits. What every
+// worker computes for itself (`orthogonalise`, `expand`) has the same on all, as no sum depends on a vector's width: a
+// BLAS would not promise that.
+#pragma once
+
+#include "codec_quant_lanes.h"
+#include "codec_quant_types.h"
+
+namespace argosy::ARGOSY_ISA {
+namespace {
+
+// Calls `body` for all rows, four at a time as long as there are four: body(first row, constant number of rows).
+template <std::size_t n>
+struct Count {
+  static constexpr std::size_t value = n;
+};
+
+template <class Body>
+ARGOSY_INLINE void in_fours(std::size_t count, Body body) {
+  std::size_t i = 0;
+  for (; i + 4 <= count; i += 4) body(i, Count<4>{});
+  for (; i < count; ++i) body(i, Count<1>{});
+}
+
+// Calls `body` for the columns, as lanes or, for the last few, as single numbers: body(column, type of the numbers).
+template <class Body>
+ARGOSY_INLINE void in_lanes(std::size_t count, Body body) {
+  std::size_t j = 0;
+  for (; j + kLanes <= count; j += kLanes) body(j, Lanes<float>{});
+  for (; j < count; ++j) body(j, float{});
+}
+
+template <class V>
+ARGOSY_INLINE V get(const float* address) {
+  if constexpr (sizeof(V) == sizeof(float)) {
+    return *address;
+  } else {
+    return load_lanes<float>(address);
+  }
+}
+
+template <class V>
+ARGOSY_INLINE void put(float* address, V value) {
+  if constexpr (sizeof(V) == sizeof(float)) {
+    *address = value;
+  } else {
+    store_lanes<float>(address, value);
+  }
+}
+
+// p[k] = row . q[k], for as many rows of q as there are columns in p's part.
+template <std::size_t kRanks>
+ARGOSY_INLINE void dot_row(float* p, std::size_t p_stride, const float* row, const float* q, std::size_t columns) {
+  Lanes<float> sums[kRanks] = {};
+  float rest[kRanks] = {};
+  std::size_t j = 0;
+  for (; j + kLanes <= columns; j += kLanes) {
+    const Lanes<float> value = load_lanes<float>(row + j);
+    for (std::size_t k = 0; k < kRanks; ++k) sums[k] += value * load_lanes<float>(q + k * columns + j);
+  }
+  for (; j < columns; ++j) {
+    for (std::size_t k = 0; k < kRanks; ++k) rest[k] += row[j] * q[k * columns + j];
+  }
+  for (std::size_t k = 0; k < kRanks; ++k) {
+    float total = rest[k];
+    for (std::size_t i = 0; i < kLanes; ++i) total += sums[k][i];
+    p[k * p_stride] = total;
+  }
+}
+
+void project(float* p, float* matrix, const float* values, const float* q, LowRank shape) {
+  const std::size_t columns = shape.columns;
+  for (std::size_t i = 0; i < shape.rows; ++i) {
+    float* const row = matrix + i * columns;
+    const float* const added = values + i * columns;
+    in_lanes(columns, [&](std::size_t j, auto kind) {
+      using V = decltype(kind);
+      put<V>(row + j, get<V>(row + j) + get<V>(added + j));
+    });
+    in_fours(shape.rank, [&](std::size_t k, auto ranks) {
+      dot_row<decltype(ranks)::value>(p + k * shape.rows + i, shape.rows, row, q + k * columns, columns);
+    });
+  }
+}
+
+// In double: squares of floats neither overflow nor vanish in it.
+double dot(const float* a, const float* b, std::size_t count) {
+  double sums[kLanes] = {};
+  std::size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (std::size_t k = 0; k < kLanes; ++k) sums[k] += static_cast<double>(a[i + k]) * static_cast<double>(b[i + k]);
+  }
+  double total = 0;
+  for (; i < count; ++i) total += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+  for (std::size_t k = 0; k < kLanes; ++k) total += sums[k];
+  return total;
+}
+
+// The square of what, of a vector's length, is left by rounding alone when others have been taken out of it.
+constexpr double kNoise = 1e-12;
+
+void orthogonalise(float* p, std::size_t rows, std::size_t rank) {
+  for (std::size_t k = 0; k < rank; ++k) {
+    float* const own = p + k * rows;
+    const double before = dot(own, own, rows);
+    for (int turn = 0; turn < 2; ++turn) {  // the second takes out what rounding left in the first
+      for (std::size_t other = 0; other < k; ++other) {
+        const float* const taken = p + other * rows;
+        const double part = dot(own, taken, rows);
+        for (std::size_t i = 0; i < rows; ++i) own[i] = static_cast<float>(own[i] - part * taken[i]);
+      }
+    }
+    const double after = dot(own, own, rows);
+    const double factor = after > before * kNoise ? 1 / __builtin_sqrt(after) : 0;
+    for (std::size_t i = 0; i < rows; ++i) own[i] = static_cast<float>(own[i] * factor);
+  }
+}
+
+void project_back(float* q, const float* matrix, const float* p, LowRank shape) {
+  const std::size_t rows = shape.rows, columns = shape.columns, rank = shape.rank;
+  __builtin_memset(q, 0, rank * columns * sizeof(float));
+  in_fours(rows, [&](std::size_t first, auto count) {
+    constexpr std::size_t kRows = decltype(count)::value;
+    in_lanes(columns, [&](std::size_t j, auto kind) {
+      using V = decltype(kind);
+      V values[kRows];
+      for (std::size_t i = 0; i < kRows; ++i) values[i] = get<V>(matrix + (first + i) * columns + j);
+      for (std::size_t k = 0; k < rank; ++k) {
+        V sum = get<V>(q + k * columns + j);
+        for (std::size_t i = 0; i < kRows; ++i) sum += values[i] * p[k * rows + first + i];
+        put<V>(q + k * columns + j, sum);
+      }
+    });
+  });
+}
+
+void expand(float* out, float* matrix, const float* p, const float* own_q, const float* q, LowRank shape) {
+  const std::size_t rows = shape.rows, columns = shape.columns, rank = shape.rank;
+  in_fours(rows, [&](std::size_t first, auto count) {
+    constexpr std::size_t kRows = decltype(count)::value;
+    in_lanes(columns, [&](std::size_t j, auto kind) {
+      using V = decltype(kind);
+      V own[kRows] = {}, all[kRows] = {};
+      for (std::size_t k = 0; k < rank; ++k) {
+        const V from_own = get<V>(own_q + k * columns + j), from_all = get<V>(q + k * columns + j);
+        for (std::size_t i = 0; i < kRows; ++i) {
+          const float factor = p[k * rows + first + i];
+          own[i] += from_own * factor;
+          all[i] += from_all * factor;
+        }
+      }
+      for (std::size_t i = 0; i < kRows; ++i) {
+        const std::size_t at = (first + i) * columns + j;
+        put<V>(matrix + at, get<V>(matrix + at) - own[i]);
+        put<V>(out + at, all[i]);
+      }
+    });
+  });
+}
+
+void restart(float* start, const float* q, std::size_t columns, std::size_t rank) {
+  for (std::size_t k = 0; k < rank; ++k, start += columns, q += columns) {
+    float peak = 0;
+    for (std::size_t j = 0; j < columns; ++j) {
+      const float magnitude = __builtin_fabsf(q[j]);
+      peak = magnitude > peak ? magnitude : peak;
+    }
+    if (peak == 0) continue;
+    for (std::size_t j = 0; j < columns; ++j) start[j] = q[j] / peak;
+  }
+}
+
+}  // namespace
+
+const LowRankKernels kLowRankKernels = {project, orthogonalise, project_back, expand, restart};
+
+}  // namespace argosy::ARGOSY_ISA

@@ -1,0 +1,78 @@
+"""The codecs in plain torch, for all workers at once: what the native ones are tested against."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+BLOCKS = {8: 256, 4: 128, 1: 512}
+MOST = {8: 127.0, 4: 7.0}
+TINY = 2.0**-100
+
+
+def quantise(values: Tensor, bits: int) -> Tensor:
+    """What is left of numbers that are quantised in blocks."""
+    block = BLOCKS[bits]
+    blocks = torch.nn.functional.pad(values, (0, -values.numel() % block)).view(-1, block)
+    read = _signs(blocks, values.numel()) if bits == 1 else _integers(blocks, MOST[bits])
+    read[~blocks.isfinite().all(1)] = torch.nan
+    return read.view(-1)[: values.numel()]
+
+
+def _integers(blocks: Tensor, most: float) -> Tensor:
+    peak = blocks.abs().amax(1, keepdim=True)
+    codes = torch.where(peak < TINY, torch.zeros(()), torch.round(blocks * (most / peak)))
+    return codes * torch.where(peak < TINY, torch.zeros(()), peak / most)
+
+
+def _signs(blocks: Tensor, count: int) -> Tensor:
+    numbers = torch.full((len(blocks), 1), float(blocks.shape[1]))
+    numbers[-1] -= blocks.numel() - count
+    return torch.copysign(blocks.abs().double().sum(1, keepdim=True).float() / numbers, blocks)
+
+
+def held_back(values: Tensor, bits: int) -> Tensor:
+    """The rest; nothing of a block in which not all is finite."""
+    return torch.nan_to_num(values - quantise(values, bits), nan=0.0)
+
+
+def quantised_sum(shares: list[Tensor], residuals: list[Tensor], bits: int) -> Tensor:
+    """The sum of 8 or 4 bits; `residuals` are changed in place."""
+    size, count = len(shares), shares[0].numel()
+    part = -(-count // (BLOCKS[bits] * size)) * BLOCKS[bits]
+    result = torch.empty(count)
+    for owner in range(size):
+        place = slice(min(owner * part, count), min(owner * part + part, count))
+        total = shares[owner][place].clone()
+        if not total.numel():
+            continue
+        for rank in range(size):
+            if rank != owner:
+                sent = shares[rank][place] + residuals[rank][place]
+                total += quantise(sent, bits)
+                residuals[rank][place] = held_back(sent, bits)
+        total += residuals[owner][place]
+        result[place] = quantise(total, bits)
+        residuals[owner][place] = held_back(total, bits)
+    return result
+
+
+def sign_sum(shares: list[Tensor], residuals: list[Tensor]) -> Tensor:
+    """The sum of signs times their scales."""
+    result = torch.zeros_like(shares[0])
+    for share, residual in zip(shares, residuals, strict=True):
+        sent = share + residual
+        result += quantise(sent, 1)
+        residual.copy_(held_back(sent, 1))
+    return result
+
+
+def powersgd_sum(shares: list[Tensor], residuals: list[Tensor], start: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of matrices, of rank len(start); also where the next step begins."""
+    sent = [share + residual for share, residual in zip(shares, residuals, strict=True)]
+    p = torch.linalg.qr(torch.stack([matrix @ start.T for matrix in sent]).sum(0)).Q
+    own = [matrix.T @ p for matrix in sent]
+    for residual, matrix, q in zip(residuals, sent, own, strict=True):
+        residual.copy_(matrix - p @ q.T)
+    q = torch.stack(own).sum(0)
+    return p @ q.T, q.T.contiguous()
