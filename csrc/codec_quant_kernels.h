@@ -4,28 +4,65 @@
 //   add: adds the block's values to its residual, and returns the block's magnitude, which is not finite if a number in
 //        it is not;
 //   write: writes the codes, leaves in the residual what they do not say, and returns the scale;
-//   read: gives the block's numbers, eight lanes at a time.
+//   read: gives the block's numbers, a vector at a time.
+//
+// [Note: words]
+// Codes of less than 32 bits are collected in words of 32, and a word gets those of numbers that are eight apart: the
+// first word of a block those of numbers 0, 8, 16 and so on, the second those of 1, 9, 17. So codes are shifted within
+// their lane and never move to another, on any instruction set, and vectors of four lanes and of eight write the same.
 #pragma once
 
-#include "codec_quant_lanes.h"
+#include <cstdint>
+
 #include "codec_quant_types.h"
+#include "lanes.h"
 
 namespace argosy::ARGOSY_ISA {
 namespace {
 
+using Floats = Vector<float>;
+using Signed = Vector<std::int32_t>;
+using Words = Vector<std::uint32_t>;
+
+constexpr std::size_t kLanes = kVectorBytes / sizeof(float);
+constexpr std::size_t kApart = 8;  // see [Note: words]; kLanes divides it
+constexpr std::uint32_t kWordBits = 32, kSign = 0x80000000;
 constexpr std::int32_t kMagnitude = 0x7fffffff;  // all bits of a float but its sign
 constexpr float kLargest = __FLT_MAX__;
 
-// Codes of -most to most, a fraction of the block's largest magnitude.
+ARGOSY_INLINE Floats load_floats(const float* from) {
+  return load_vector<float>(reinterpret_cast<const std::byte*>(from));
+}
+ARGOSY_INLINE void store_floats(float* to, Floats value) {
+  store_vector<float>(reinterpret_cast<std::byte*>(to), value);
+}
+ARGOSY_INLINE Floats spread(float value) { return Floats{} + value; }
+
+// The sum of value and residual, which becomes the residual.
+ARGOSY_INLINE Floats add_vector(const float* values, float* residual) {
+  const Floats sum = load_floats(values) + load_floats(residual);
+  store_floats(residual, sum);
+  return sum;
+}
+
+// Codes of -kMost to kMost, as a fraction of the block's largest magnitude.
+template <std::uint32_t kBits, std::size_t kNumbers>
 struct Integers {
+  static constexpr std::size_t kBlock = kNumbers, kCodeBytes = kBlock * kBits / 8;
+  static constexpr float kMost = (1 << (kBits - 1)) - 1;
+  static constexpr std::uint32_t kMask = (1 << kBits) - 1;
+  static constexpr std::size_t kGroup = kApart * kWordBits / kBits;  // numbers in eight words
+
+  // Adding this rounds to a whole number, to nearest even, as its last bit is worth one. The last bits of the sum are
+  // then the code, as a signed integer.
+  static constexpr float kRound = 0x1.8p23f;
+  static constexpr std::int32_t kRoundBits = 0x4b400000;
+
   // Seen as integers, magnitudes are in the same order, and infinity and NaN are above all numbers.
-  template <std::size_t block>
-  ARGOSY_INLINE static float add_block(const float* values, float* residual) {
-    Lanes<std::int32_t> peaks = {};
-    for (std::size_t i = 0; i < block; i += kLanes) {
-      const Lanes<float> sum = load_lanes<float>(values + i) + load_lanes<float>(residual + i);
-      store_lanes<float>(residual + i, sum);
-      const Lanes<std::int32_t> magnitude = Lanes<std::int32_t>(sum) & kMagnitude;
+  ARGOSY_INLINE static float add(const float* values, float* residual, std::size_t /*count*/) {
+    Signed peaks = {};
+    for (std::size_t i = 0; i < kBlock; i += kLanes) {
+      const Signed magnitude = Signed(add_vector(values + i, residual + i)) & kMagnitude;
       peaks = magnitude > peaks ? magnitude : peaks;
     }
     std::int32_t peak = 0;
@@ -33,123 +70,88 @@ struct Integers {
     return __builtin_bit_cast(float, peak);
   }
 
-  struct Scaling {
-    ARGOSY_INLINE Scaling(float peak, float most) {
-      // The inverse of less would be infinite. Such a block is sent as zeros, and its numbers stay in the residual.
-      if (peak < 0x1p-100f) return;
-      scale = peak / most;
-      inverse = most / peak;
-    }
-    float scale = 0, inverse = 0;
-  };
-
-  // To a multiple of one, by adding a number whose last bit is worth one: that rounds to nearest even, and leaves the
-  // code, as a signed integer, in the last bits.
-  static constexpr float kRound = 0x1.8p23f;
-
-  ARGOSY_INLINE static Lanes<std::int32_t> encode(float* residual, const Scaling& scaling) {
-    const Lanes<float> value = load_lanes<float>(residual);
-    const Lanes<float> shifted = value * scaling.inverse + kRound;
-    store_lanes<float>(residual, value - (shifted - kRound) * scaling.scale);
-    return Lanes<std::int32_t>(shifted);
-  }
-
-  ARGOSY_INLINE static void store_bytes(std::byte* codes, Lanes<std::int32_t> low) {
-    store_lanes<std::int8_t>(codes, __builtin_convertvector(low, Lanes<std::int8_t>));
-  }
-  ARGOSY_INLINE static Lanes<std::int32_t> load_bytes(const std::byte* codes) {
-    return __builtin_convertvector(load_lanes<std::int8_t>(codes), Lanes<std::int32_t>);
-  }
-};
-
-struct Bytes : Integers {
-  static constexpr std::size_t kBlock = 256, kCodeBytes = kBlock;
-
-  ARGOSY_INLINE static float add(const float* values, float* residual, std::size_t /*count*/) {
-    return add_block<kBlock>(values, residual);
-  }
   ARGOSY_INLINE static float write(std::byte* codes, float* residual, float peak) {
-    const Scaling scaling(peak, 127);
-    for (std::size_t i = 0; i < kBlock; i += kLanes) store_bytes(codes + i, encode(residual + i, scaling));
-    return scaling.scale;
+    // The inverse of less would be infinite. Such a block is sent as zeros, and its numbers stay in the residual.
+    const bool none = peak < 0x1p-100f;
+    const float scale = none ? 0 : peak / kMost, inverse = none ? 0 : kMost / peak;
+    for (std::size_t group = 0; group < kBlock; group += kGroup) {
+      for (std::size_t lane = 0; lane < kApart; lane += kLanes) {
+        Words word = {};
+        for (std::uint32_t k = 0; k < kWordBits / kBits; ++k) {
+          float* const at = residual + group + k * kApart + lane;
+          const Floats value = load_floats(at), shifted = value * inverse + kRound;
+          store_floats(at, value - (shifted - kRound) * scale);
+          word |= (Words(shifted) & kMask) << (k * kBits);
+        }
+        store_vector<std::uint32_t>(codes + group * kBits / 8 + lane * sizeof(std::uint32_t), word);
+      }
+    }
+    return scale;
   }
+
   template <class Take>
   ARGOSY_INLINE static void read(const std::byte* codes, float scale, Take take) {
-    for (std::size_t i = 0; i < kBlock; i += kLanes) {
-      take(i, __builtin_convertvector(load_bytes(codes + i), Lanes<float>) * scale);
+    for (std::size_t group = 0; group < kBlock; group += kGroup) {
+      for (std::size_t lane = 0; lane < kApart; lane += kLanes) {
+        const Words word = load_vector<std::uint32_t>(codes + group * kBits / 8 + lane * sizeof(std::uint32_t));
+        for (std::uint32_t k = 0; k < kWordBits / kBits; ++k) {
+          const Signed code = Signed(word << (kWordBits - (k + 1) * kBits)) >> (kWordBits - kBits);
+          take(group + k * kApart + lane, (Floats(code + kRoundBits) - kRound) * scale);
+        }
+      }
     }
   }
 };
 
-// A byte holds the codes of one number of the block's first half and of one of its second, so that lanes stay in place.
-struct Nibbles : Integers {
-  static constexpr std::size_t kBlock = 128, kCodeBytes = kBlock / 2;
-
-  ARGOSY_INLINE static float add(const float* values, float* residual, std::size_t /*count*/) {
-    return add_block<kBlock>(values, residual);
-  }
-  ARGOSY_INLINE static float write(std::byte* codes, float* residual, float peak) {
-    const Scaling scaling(peak, 7);
-    for (std::size_t i = 0; i < kCodeBytes; i += kLanes) {
-      const Lanes<std::int32_t> low = encode(residual + i, scaling), high = encode(residual + kCodeBytes + i, scaling);
-      store_bytes(codes + i, (low & 15) | (high << 4));
-    }
-    return scaling.scale;
-  }
-  template <class Take>
-  ARGOSY_INLINE static void read(const std::byte* codes, float scale, Take take) {
-    for (std::size_t i = 0; i < kCodeBytes; i += kLanes) {
-      const Lanes<std::int32_t> both = load_bytes(codes + i);
-      take(i, __builtin_convertvector((both << 28) >> 28, Lanes<float>) * scale);
-      take(kCodeBytes + i, __builtin_convertvector(both >> 4, Lanes<float>) * scale);
-    }
-  }
-};
-
-// One bit, the sign, of every number; the scale is the mean of their magnitudes. A word collects the bits of one lane
-// over 32 vectors.
+// One bit, the sign, of every number; the scale is the mean of their magnitudes.
 struct Signs {
-  static constexpr std::size_t kBlock = 512, kCodeBytes = kBlock / 8, kWord = 32;
-  using Words = Lanes<std::uint32_t>;
-  static constexpr std::uint32_t kSign = 0x80000000;
+  static constexpr std::size_t kBlock = 512, kCodeBytes = kBlock / 8;
+  static constexpr std::size_t kGroup = kApart * kWordBits;
 
   ARGOSY_INLINE static float add(const float* values, float* residual, std::size_t count) {
-    constexpr std::size_t kSums = 4;  // one would wait for itself
-    Lanes<float> sums[kSums] = {};
-    for (std::size_t i = 0; i < kBlock; i += kSums * kLanes) {
-      for (std::size_t k = 0; k < kSums; ++k) {
-        const std::size_t at = i + k * kLanes;
-        const Lanes<float> sum = load_lanes<float>(values + at) + load_lanes<float>(residual + at);
-        store_lanes<float>(residual + at, sum);
-        sums[k] += Lanes<float>(Lanes<std::int32_t>(sum) & kMagnitude);
+    // 32 sums in every build, which are then added up in one order: the same bits everywhere.
+    constexpr std::size_t kSums = 32;
+    Floats vectors[kSums / kLanes] = {};
+    for (std::size_t i = 0; i < kBlock; i += kSums) {
+      for (std::size_t k = 0; k < kSums; k += kLanes) {
+        vectors[k / kLanes] += Floats(Signed(add_vector(values + i + k, residual + i + k)) & kMagnitude);
       }
     }
-    const Lanes<float> lanes = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    float total = 0;
-    for (std::size_t i = 0; i < kLanes; ++i) total += lanes[i];
-    return total / static_cast<float>(count);
+    float sums[kSums];
+    for (std::size_t k = 0; k < kSums; k += kLanes) store_floats(sums + k, vectors[k / kLanes]);
+    for (std::size_t width = kSums / 2; width > 0; width /= 2) {
+      for (std::size_t k = 0; k < width; ++k) sums[k] += sums[k + width];
+    }
+    return sums[0] / static_cast<float>(count);
   }
+
   ARGOSY_INLINE static float write(std::byte* codes, float* residual, float mean) {
     const Words magnitude = Words(spread(mean));
-    for (std::size_t group = 0; group < kBlock; group += kWord * kLanes) {
-      Words word = {};
-      for (std::size_t i = group; i < group + kWord * kLanes; i += kLanes) {
-        const Lanes<float> value = load_lanes<float>(residual + i);
-        const Words sign = Words(value) & kSign;
-        word = (word >> 1) | sign;
-        store_lanes<float>(residual + i, value - Lanes<float>(magnitude | sign));
+    for (std::size_t group = 0; group < kBlock; group += kGroup) {
+      for (std::size_t lane = 0; lane < kApart; lane += kLanes) {
+        Words word = {};
+        for (std::size_t k = 0; k < kWordBits; ++k) {
+          float* const at = residual + group + k * kApart + lane;
+          const Floats value = load_floats(at);
+          const Words sign = Words(value) & kSign;
+          word = (word >> 1) | sign;
+          store_floats(at, value - Floats(magnitude | sign));
+        }
+        store_vector<std::uint32_t>(codes + group / 8 + lane * sizeof(std::uint32_t), word);
       }
-      store_lanes<std::uint32_t>(codes + group / 8, word);
     }
     return mean;
   }
+
   template <class Take>
   ARGOSY_INLINE static void read(const std::byte* codes, float scale, Take take) {
     const Words magnitude = Words(spread(scale));
-    for (std::size_t group = 0; group < kBlock; group += kWord * kLanes) {
-      const Words word = load_lanes<std::uint32_t>(codes + group / 8);
-      for (std::uint32_t bit = 0; bit < kWord; ++bit) {
-        take(group + bit * kLanes, Lanes<float>(magnitude | ((word << (kWord - 1 - bit)) & kSign)));
+    for (std::size_t group = 0; group < kBlock; group += kGroup) {
+      for (std::size_t lane = 0; lane < kApart; lane += kLanes) {
+        const Words word = load_vector<std::uint32_t>(codes + group / 8 + lane * sizeof(std::uint32_t));
+        for (std::uint32_t k = 0; k < kWordBits; ++k) {
+          take(group + k * kApart + lane, Floats(magnitude | ((word << (kWordBits - 1 - k)) & kSign)));
+        }
       }
     }
   }
@@ -189,8 +191,8 @@ void encode(std::byte* records, const float* values, float* residual, std::size_
 }
 
 // Which of two NaNs an addition returns is up to CPU and compiler: one and the same leaves.
-ARGOSY_INLINE void store_canonical(float* out, Lanes<float> value) {
-  store_lanes<float>(out, value == value ? value : spread(__builtin_nanf("")));
+ARGOSY_INLINE void store_canonical(float* out, Floats value) {
+  store_floats(out, value == value ? value : spread(__builtin_nanf("")));
 }
 
 template <class Format>
@@ -201,12 +203,10 @@ ARGOSY_INLINE void decode_block(float* out, const std::byte* const* sources, std
     float scale;
     __builtin_memcpy(&scale, record, sizeof scale);
     if (k > 0 || add) {
-      Format::read(record + sizeof scale, scale, [&](std::size_t i, Lanes<float> value) {
-        store_canonical(out + i, load_lanes<float>(out + i) + value);
-      });
-    } else {
       Format::read(record + sizeof scale, scale,
-                   [&](std::size_t i, Lanes<float> value) { store_canonical(out + i, value); });
+                   [&](std::size_t i, Floats value) { store_canonical(out + i, load_floats(out + i) + value); });
+    } else {
+      Format::read(record + sizeof scale, scale, [&](std::size_t i, Floats value) { store_canonical(out + i, value); });
     }
   }
 }
@@ -234,9 +234,9 @@ constexpr QuantKernels kQuantKernels = {Format::kBlock, kRecordBytes<Format>, en
 const QuantKernels* find_quant_kernels(int bits) {
   switch (bits) {
     case 8:
-      return &kQuantKernels<Bytes>;
+      return &kQuantKernels<Integers<8, 256>>;
     case 4:
-      return &kQuantKernels<Nibbles>;
+      return &kQuantKernels<Integers<4, 128>>;
     case 1:
       return &kQuantKernels<Signs>;
     default:

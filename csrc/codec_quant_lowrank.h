@@ -8,8 +8,7 @@
 // BLAS would not promise that.
 #pragma once
 
-#include "codec_quant_lanes.h"
-#include "codec_quant_types.h"
+#include "codec_quant_kernels.h"
 
 namespace argosy::ARGOSY_ISA {
 namespace {
@@ -31,7 +30,7 @@ ARGOSY_INLINE void in_fours(std::size_t count, Body body) {
 template <class Body>
 ARGOSY_INLINE void in_lanes(std::size_t count, Body body) {
   std::size_t j = 0;
-  for (; j + kLanes <= count; j += kLanes) body(j, Lanes<float>{});
+  for (; j + kLanes <= count; j += kLanes) body(j, Floats{});
   for (; j < count; ++j) body(j, float{});
 }
 
@@ -40,7 +39,7 @@ ARGOSY_INLINE V get(const float* address) {
   if constexpr (sizeof(V) == sizeof(float)) {
     return *address;
   } else {
-    return load_lanes<float>(address);
+    return load_floats(address);
   }
 }
 
@@ -49,19 +48,19 @@ ARGOSY_INLINE void put(float* address, V value) {
   if constexpr (sizeof(V) == sizeof(float)) {
     *address = value;
   } else {
-    store_lanes<float>(address, value);
+    store_floats(address, value);
   }
 }
 
 // p[k] = row . q[k], for as many rows of q as there are columns in p's part.
 template <std::size_t kRanks>
 ARGOSY_INLINE void dot_row(float* p, std::size_t p_stride, const float* row, const float* q, std::size_t columns) {
-  Lanes<float> sums[kRanks] = {};
+  Floats sums[kRanks] = {};
   float rest[kRanks] = {};
   std::size_t j = 0;
   for (; j + kLanes <= columns; j += kLanes) {
-    const Lanes<float> value = load_lanes<float>(row + j);
-    for (std::size_t k = 0; k < kRanks; ++k) sums[k] += value * load_lanes<float>(q + k * columns + j);
+    const Floats value = load_floats(row + j);
+    for (std::size_t k = 0; k < kRanks; ++k) sums[k] += value * load_floats(q + k * columns + j);
   }
   for (; j < columns; ++j) {
     for (std::size_t k = 0; k < kRanks; ++k) rest[k] += row[j] * q[k * columns + j];
@@ -90,14 +89,15 @@ void project(float* p, float* matrix, const float* values, const float* q, LowRa
 
 // In double: squares of floats neither overflow nor vanish in it.
 double dot(const float* a, const float* b, std::size_t count) {
-  double sums[kLanes] = {};
+  constexpr std::size_t kSums = 8;
+  double sums[kSums] = {};
   std::size_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    for (std::size_t k = 0; k < kLanes; ++k) sums[k] += static_cast<double>(a[i + k]) * static_cast<double>(b[i + k]);
+  for (; i + kSums <= count; i += kSums) {
+    for (std::size_t k = 0; k < kSums; ++k) sums[k] += static_cast<double>(a[i + k]) * static_cast<double>(b[i + k]);
   }
   double total = 0;
   for (; i < count; ++i) total += static_cast<double>(a[i]) * static_cast<double>(b[i]);
-  for (std::size_t k = 0; k < kLanes; ++k) total += sums[k];
+  for (std::size_t k = 0; k < kSums; ++k) total += sums[k];
   return total;
 }
 
