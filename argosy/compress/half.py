@@ -30,6 +30,8 @@ class HalfCodec(Codec):
 
     def __init__(self, kind: Literal["fp16", "bf16"]) -> None:
         super().__init__()
+        if kind not in _TYPES:
+            raise ValueError(f"kind={kind!r}: choose one of {', '.join(_TYPES)}")
         self._type = _TYPES[kind]
         self._scratch = Scratch()
 

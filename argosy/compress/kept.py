@@ -84,6 +84,17 @@ class Residuals:
         self._parts = {name: total / group.size for name, total in state.items()}
 
 
+def address_of(bucket: Bucket) -> int:
+    """Where native code finds a bucket's numbers; raises if they are not what it would take them for."""
+    flat = bucket.flat
+    if flat.dtype != torch.float32 or not flat.is_cpu or not flat.is_contiguous():
+        raise ValueError(
+            f"the bucket that begins with {bucket.parts[0].name} is {flat.dtype} on {flat.device}; codecs take "
+            f"contiguous float32 on the CPU"
+        )
+    return flat.data_ptr()
+
+
 class Scratch:
     """Room for what is sent and received, where the group reaches it fastest. It serves bucket after bucket."""
 

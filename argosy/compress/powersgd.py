@@ -33,23 +33,26 @@ from torch import Tensor
 from argosy import _native
 from argosy.comm.engine import EngineGroup
 from argosy.compress.codec import Bucket, Codec, Part
-from argosy.compress.kept import Cuts, Residuals, Scratch
+from argosy.compress.kept import Cuts, Residuals, Scratch, address_of
 
 
 @dataclass(frozen=True)
 class _Matrix:
-    """A part that is sent as a product, with the places of its P and Q in what is sent, and where its Q begins."""
+    """A part that is sent as a product: where it is in the bucket, and its P and Q in what is sent."""
 
     part: Part
     shape: tuple[int, int, int]  # rows, columns, rank
     p: slice
     q: slice
-    start: Tensor
+    start: Tensor  # the Q to begin with
+    at_bytes: int
+    p_bytes: int
+    q_bytes: int
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """How a bucket travels: its matrices, then its other parts with their places behind the P of all matrices."""
+    """How a bucket travels: its matrices, and its other parts with their places behind the P of all matrices."""
 
     matrices: tuple[_Matrix, ...]
     dense: tuple[tuple[Part, slice], ...]
@@ -76,34 +79,35 @@ class PowerSgdCodec(Codec):
             group.all_reduce(flat)
             self.bytes_sent += flat.nbytes
             return
-        residual = self._residuals.of(bucket)
-        p = self._scratch.take("p", plan.p_numbers, torch.float32, group)
-        q = self._scratch.take("q", plan.q_numbers, torch.float32, group)
-        own_q = self._scratch.take("own q", plan.q_numbers, torch.float32, group)
-        at, kept, p_at, q_at, own_at = (tensor.data_ptr() for tensor in (flat, residual, p, q, own_q))
+        share, residual = address_of(bucket), self._residuals.of(bucket)
+        p_sums = self._scratch.take("p", plan.p_numbers, torch.float32, group)
+        q_sums = self._scratch.take("q", plan.q_numbers, torch.float32, group)
+        own_qs = self._scratch.take("own q", plan.q_numbers, torch.float32, group)
+        kept, p, q, own_q = (numbers.data_ptr() for numbers in (residual, p_sums, q_sums, own_qs))
 
         for m in plan.matrices:
-            begin = 4 * m.part.begin
-            _native.low_rank_project(p_at + 4 * m.p.start, kept + begin, at + begin, m.start.data_ptr(), m.shape)
+            at = m.at_bytes
+            _native.low_rank_project(p + m.p_bytes, kept + at, share + at, m.start.data_ptr(), m.shape)
         for part, place in plan.dense:
-            p[place].copy_(flat[part.begin : part.end])
-        group.all_reduce(p)
-        lost = _drop_broken(plan.matrices, [m.p for m in plan.matrices], residual, p)
+            p_sums[place].copy_(flat[part.begin : part.end])
+        group.all_reduce(p_sums)
+        lost = _drop_broken(plan.matrices, [m.p for m in plan.matrices], residual, p_sums)
+
         for m in plan.matrices:
-            begin, p_begin = 4 * m.part.begin, p_at + 4 * m.p.start
-            _native.low_rank_project_back(own_at + 4 * m.q.start, kept + begin, p_begin, m.shape)
-        q.copy_(own_q)
-        group.all_reduce(q)
-        lost += _drop_broken(plan.matrices, [m.q for m in plan.matrices], residual, q, own_q)
+            _native.low_rank_project_back(own_q + m.q_bytes, kept + m.at_bytes, p + m.p_bytes, m.shape)
+        q_sums.copy_(own_qs)
+        group.all_reduce(q_sums)
+        lost += _drop_broken(plan.matrices, [m.q for m in plan.matrices], residual, q_sums, own_qs)
+
         for m in plan.matrices:
-            begin, p_begin, q_begin = 4 * m.part.begin, p_at + 4 * m.p.start, 4 * m.q.start
-            _native.low_rank_expand(at + begin, kept + begin, p_begin, own_at + q_begin, q_at + q_begin, m.shape)
-            _native.low_rank_restart(m.start.data_ptr(), q_at + q_begin, m.shape)
+            at, q_at = m.at_bytes, m.q_bytes
+            _native.low_rank_expand(share + at, kept + at, p + m.p_bytes, own_q + q_at, q + q_at, m.shape)
+            _native.low_rank_restart(m.start.data_ptr(), q + q_at, m.shape)
         for part, place in plan.dense:
-            flat[part.begin : part.end].copy_(p[place])
+            flat[part.begin : part.end].copy_(p_sums[place])
         for part in lost:
             flat[part.begin : part.end].fill_(torch.nan)
-        self.bytes_sent += p.nbytes + q.nbytes
+        self.bytes_sent += p_sums.nbytes + q_sums.nbytes
 
     def _plan(self, bucket: Bucket) -> _Plan:
         matrices, dense = [], []
@@ -115,7 +119,8 @@ class PowerSgdCodec(Codec):
                 continue
             rows, columns, rank = shape
             p, q = slice(p_end, p_end + rank * rows), slice(q_end, q_end + rank * columns)
-            matrices.append(_Matrix(part, shape, p, q, self._start(part.name, rank, columns)))
+            start = self._start(part.name, rank, columns)
+            matrices.append(_Matrix(part, shape, p, q, start, 4 * part.begin, 4 * p.start, 4 * q.start))
             p_end, q_end = p.stop, q.stop
         places, end = [], p_end
         for part in dense:
@@ -146,8 +151,8 @@ class PowerSgdCodec(Codec):
 
     def load_state_dict(self, state: dict[str, Any], group: EngineGroup) -> None:
         """Take an equal part of what was held back. Where a step of another rank ended is of no use."""
-        self._residuals.load_state_dict(state["residual"], group)
-        self._starts = {name: start.clone() for name, start in state["start"].items()}
+        self._residuals.load_state_dict(state.get("residual", {}), group)
+        self._starts = {name: start.clone() for name, start in state.get("start", {}).items()}
         self._plans.clear()
 
 

@@ -21,7 +21,7 @@ import torch
 from argosy import _native
 from argosy.comm.engine import EngineGroup
 from argosy.compress.codec import Bucket, Codec
-from argosy.compress.kept import Residuals, Scratch
+from argosy.compress.kept import Residuals, Scratch, address_of
 
 
 class QuantisedCodec(Codec):
@@ -29,6 +29,8 @@ class QuantisedCodec(Codec):
 
     def __init__(self, bits: Literal[4, 8]) -> None:
         super().__init__()
+        if bits not in (4, 8):
+            raise ValueError(f"bits={bits}: gradients are quantised with 8 or 4 bits")
         self._bits = bits
         self._block, self._record_bytes = _native.quantised_record(bits)
         self._residuals, self._scratch = Residuals(), Scratch()
@@ -41,7 +43,7 @@ class QuantisedCodec(Codec):
         blocks = -(-count // (self._block * size))
         part_bytes = blocks * self._record_bytes
         cuts = [min(owner * blocks * self._block, count) for owner in range(size + 1)]
-        share, residual = bucket.flat.data_ptr(), self._residuals.of(bucket).data_ptr()
+        share, residual = address_of(bucket), self._residuals.of(bucket).data_ptr()
 
         sent = self._scratch.take("sent", (size - 1) * part_bytes, torch.uint8, group)
         received = self._scratch.take("received", (size - 1) * part_bytes, torch.uint8, group)
@@ -70,5 +72,5 @@ class QuantisedCodec(Codec):
         return {"residual": self._residuals.state_dict(group)}
 
     def load_state_dict(self, state: dict[str, Any], group: EngineGroup) -> None:
-        """Take an equal part of it."""
-        self._residuals.load_state_dict(state["residual"], group)
+        """Take an equal part of it. What another codec held back is as good; if it held back nothing, nothing is."""
+        self._residuals.load_state_dict(state.get("residual", {}), group)

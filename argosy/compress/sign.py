@@ -17,7 +17,7 @@ import torch
 from argosy import _native
 from argosy.comm.engine import EngineGroup
 from argosy.compress.codec import Bucket, Codec
-from argosy.compress.kept import Residuals, Scratch
+from argosy.compress.kept import Residuals, Scratch, address_of
 
 
 class SignCodec(Codec):
@@ -33,20 +33,20 @@ class SignCodec(Codec):
         flat = bucket.flat
         if not flat.numel():
             return
+        share, residual = address_of(bucket), self._residuals.of(bucket).data_ptr()
         size_bytes = -(-flat.numel() // self._block) * self._record_bytes
         sent = self._scratch.take("sent", size_bytes, torch.uint8, group)
         received = self._scratch.take("received", group.size * size_bytes, torch.uint8, group)
-        residual = self._residuals.of(bucket)
-        _native.quantise(1, sent.data_ptr(), flat.data_ptr(), residual.data_ptr(), flat.numel())
+        _native.quantise(1, sent.data_ptr(), share, residual, flat.numel())
         group.all_gather_into(received, sent)
         self.bytes_sent += sent.nbytes
         sources = [received.data_ptr() + rank * size_bytes for rank in range(group.size)]
-        _native.dequantise(1, flat.data_ptr(), sources, flat.numel())
+        _native.dequantise(1, share, sources, flat.numel())
 
     def state_dict(self, group: EngineGroup) -> dict[str, Any]:
         """What was held back."""
         return {"residual": self._residuals.state_dict(group)}
 
     def load_state_dict(self, state: dict[str, Any], group: EngineGroup) -> None:
-        """Take an equal part of it."""
-        self._residuals.load_state_dict(state["residual"], group)
+        """Take an equal part of it. What another codec held back is as good; if it held back nothing, nothing is."""
+        self._residuals.load_state_dict(state.get("residual", {}), group)

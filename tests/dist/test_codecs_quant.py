@@ -14,6 +14,7 @@ from ranks import Place, run
 from torch import Tensor
 
 from argosy.comm.engine import EngineGroup
+from argosy.comm.group import SoloGroup
 from argosy.compress.codec import Bucket, Codec, Part
 from argosy.compress.half import HalfCodec
 from argosy.compress.powersgd import PowerSgdCodec
@@ -218,11 +219,26 @@ def test_what_two_workers_kept_is_loaded_by_three() -> None:
 
 
 def test_a_state_of_another_model_is_refused() -> None:
-    codec = SignCodec()
-    codec._residuals.load_state_dict({"last": torch.ones(5)}, _Alone())
-    with pytest.raises(ValueError, match=r"held back of last has the shape \(5,\), and its gradient \(1001,\)"):
-        codec._residuals.of(bucket_of(["last"]))
+    group: Any = SoloGroup()
+    for name in KEEPING:
+        codec = CODECS[name]()
+        codec.load_state_dict({"residual": {"conv": torch.ones(5)}}, group)
+        with pytest.raises(
+            ValueError, match=r"held back of conv has the shape \(5,\), and its gradient \(64, 16, 3, 3\)"
+        ):
+            codec.reduce(bucket_of(["conv"]), group)
 
 
-class _Alone:
-    size = 1
+def test_wrong_arguments() -> None:
+    group: Any = SoloGroup()
+    wrong: Any = Bucket(torch.ones(9, dtype=torch.float64), (Part("a", (9,), 0, 9),))
+    for name in ("int8", "int4", "sign"):
+        with pytest.raises(ValueError, match=r"begins with a is torch.float64 on cpu; codecs take contiguous float32"):
+            CODECS[name]().reduce(wrong, group)
+    for make, message in (
+        (lambda: HalfCodec("fp8"), "kind='fp8': choose one of fp16, bf16"),  # type: ignore[arg-type]
+        (lambda: QuantisedCodec(3), "bits=3: gradients are quantised with 8 or 4 bits"),  # type: ignore[arg-type]
+        (lambda: PowerSgdCodec(0), "rank=0: a rank is a whole number from 1 on"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
