@@ -11,10 +11,10 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -40,11 +40,12 @@ from argosy.observe.folder import events_file, new_run_folder
 from argosy.observe.meter import Meter
 from argosy.observe.progress import progress_on
 from argosy.observe.warned import Warned
-from argosy.parallel.config import ReducerConfig
-from argosy.parallel.data import DataParallel
+from argosy.parallel.training import Training
+from argosy.parallel.training_config import TrainingConfig
 from argosy.strategy import Strategy
 
 Value = TypeVar("Value", float, Tensor)
+_TRAINING: Final = "training"  # what a checkpoint calls what the strategy's parts remember
 
 
 def init(strategy: Strategy | str | Path | None = None, *, run_folder: str | Path | None = None) -> Fleet:
@@ -84,6 +85,14 @@ class Fleet:
         self._log = EventLog(events_file(run_folder, group.rank), group.rank, self._listener())
         self._meter = Meter(self._log, time.monotonic)
         self._warned = Warned(self._log)
+        self._training = Training(
+            strategy.part(TrainingConfig),
+            group,
+            self._cursor,
+            strategy.accumulate,
+            self._log.emit,
+            lambda line: self.print(f"argosy: {line}"),
+        )
         self._log.emit(
             "start",
             world=group.size,
@@ -134,8 +143,12 @@ class Fleet:
             raise TypeError("distribute() takes the model, the optimizer and the DataLoaders of the script")
         self._models = [part for part in parts if isinstance(part, nn.Module)] or self._models
         self._optimizers = [part for part in parts if isinstance(part, Optimizer)] or self._optimizers
-        placed = tuple(self._place(part) for part in parts)
-        return placed if len(placed) > 1 else placed[0]
+        placed = [self._place(part) for part in parts]
+        # What acts on an optimizer's steps must know the models and the batches, in whatever order they were given.
+        for part in (part for part in parts if isinstance(part, Optimizer)):
+            self._training.add_optimizer(part)
+            self._leaving.callback(part.register_step_post_hook(self._stepped).remove)
+        return tuple(placed) if len(placed) > 1 else placed[0]
 
     def step(self, x: Any, y: Any, loss_fn: Callable[[Any, Any], Tensor]) -> Tensor:
         """One whole training step; returns the mean loss over the whole job's batch.
@@ -156,13 +169,31 @@ class Fleet:
                 f"{len(self._optimizers)} optimizers; write the step out with backward() and optimizer.step()"
             )
         (model,), (optimizer,) = self._models, self._optimizers
-        optimizer.zero_grad()
-        loss = loss_fn(_call(model, x), y)
-        self.report(loss)
-        loss.backward()
-        mean_loss = loss.detach().new_tensor(cast(float, self._cursor.mean_loss))
-        optimizer.step()
-        return mean_loss
+        return self._training.step(optimizer, lambda: loss_fn(_call(model, x), y))
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Backward passes in this block add gradients up on each worker; the next one outside reduces them.
+
+        >>> import tempfile, torch, argosy
+        >>> fleet = argosy.init(run_folder=tempfile.mkdtemp())
+        >>> model = fleet.distribute(torch.nn.Linear(4, 1))
+        >>> with fleet.no_sync():
+        ...     model(torch.ones(2, 4)).mean().backward()
+        >>> model(torch.ones(2, 4)).mean().backward()
+        """
+        return self._training.no_sync()
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Models hold the moving average of their parameters in this block: to evaluate or save them. See `average=`.
+
+        >>> import tempfile, torch, argosy
+        >>> fleet = argosy.init("average=ema:0.99", run_folder=tempfile.mkdtemp())
+        >>> net = torch.nn.Linear(4, 1)
+        >>> model, optimizer = fleet.distribute(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        >>> with fleet.averaged():
+        ...     evaluated = model(torch.ones(2, 4))
+        """
+        return self._training.averaged()
 
     def report(self, loss: Tensor | float) -> None:
         """Tell the loss of this worker's batch, so that progress and events show its mean over the whole job.
@@ -219,7 +250,10 @@ class Fleet:
         >>> torch.equal(net.weight, other.weight)
         True
         """
+        self._training.synchronise()
         states = {role: part.state_dict() for role, part in roles(parts).items()}
+        if "optimizer" in states and (training := self._training.state_dict()):
+            states[_TRAINING] = training
         whole.save(Path(path), states, self._group)
         self._log.emit("save", path=str(path), parts=list(states))
 
@@ -239,6 +273,8 @@ class Fleet:
                 raise CheckpointError(f"{path} holds {', '.join(states)}, and no {role}")
         for role, part in wanted.items():
             part.load_state_dict(states[role])
+        if "optimizer" in wanted:
+            self._training.load_state_dict(states.get(_TRAINING, {}))
         self._log.emit("load", path=str(path), parts=list(wanted))
 
     def close(self) -> None:
@@ -258,6 +294,7 @@ class Fleet:
         self._warned.close()
         self._meter.end("failed" if failed else "done")
         self._log.close()
+        self._training.close()
         self._leaving.close()
 
     def _place(self, part: Any) -> Any:
@@ -265,26 +302,36 @@ class Fleet:
             raise ValueError(f"this {type(part).__name__} is distributed already; distribute each object once")
         self._distributed.append(part)
         if isinstance(part, nn.Module):
-            config = self.strategy.part(ReducerConfig)
-            parallel = DataParallel(part, self._group, self._cursor, len(self._distributed), config)
-            self._leaving.callback(parallel.close)
-        elif isinstance(part, Optimizer):
-            self._leaving.callback(part.register_step_post_hook(self._stepped).remove)
+            self._training.add_model(part, len(self._distributed))
         elif isinstance(part, DataLoader):
-            loader = Loader(part, self.strategy.part(BatchConfig), self.world, self.rank, self._cursor)
+            loader = self._loader(part)
+            self._training.add_loader(loader)
             check_agreement("the data", loader.outline(), self._group)
             self._log.emit("batches", arithmetic=loader.arithmetic)
             self.print(f"argosy: {loader.arithmetic}")
             return loader
-        elif not isinstance(part, LRScheduler):  # a scheduler follows its optimizer, which stays the same object
+        elif not isinstance(part, (Optimizer, LRScheduler)):  # a scheduler follows its optimizer, the same object
             raise TypeError(
                 f"distribute() was given a {type(part).__name__}; it takes models (nn.Module), optimizers, DataLoaders "
                 f"and learning rate schedulers"
             )
         return part
 
+    def _loader(self, loader: DataLoader[Any]) -> Loader:
+        def exchange(speed: float) -> list[float]:
+            return [float(each) for each in self._group.all_gather(torch.tensor([speed], dtype=torch.float64))]
+
+        def told(shares: list[int]) -> None:
+            self._log.emit("shares", samples=shares)
+            self.print(f"argosy: samples of a step by worker: {' + '.join(map(str, shares))} (balance=true)")
+
+        config = self.strategy.part(BatchConfig)
+        return Loader(loader, config, self.world, self.rank, self._cursor, exchange, told)
+
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
         """After each step of an optimizer. Of several in turn, such as a GAN's, the first one counts the steps."""
+        if not self._cursor.closes:
+            return
         at, loss = self._cursor.at, self._cursor.mean_loss
         if at is not None and at == self._counted and optimizer is not self._counting:
             return

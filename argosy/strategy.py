@@ -1,8 +1,9 @@
 """The strategy: every choice about how a job trains, in one frozen object with three spellings.
 
 In code `Strategy(data=4, batch="global")`, on one line `"data=4 batch=global"`, in TOML `data = 4`. Each part of
-Argosy owns its fields (`MeshConfig`, `BatchConfig`, `CommConfig`) and `Strategy` is their union: it adds the
-spellings and nothing else. Parts receive their own fields through `strategy.part(...)`, never the whole.
+Argosy owns its fields (`MeshConfig`, `BatchConfig`, `TrainingConfig`, `CommConfig`) and `Strategy` is their union: it
+adds the spellings, and refuses what parts that do not know of each other cannot do together. Parts receive their own
+fields through `strategy.part(...)`, never the whole.
 """
 
 from __future__ import annotations
@@ -18,17 +19,16 @@ from typing import Any
 
 from argosy import config
 from argosy.comm.config import CommConfig
-from argosy.compress.config import CompressConfig
 from argosy.config import ConfigError
 from argosy.data.batches import BatchConfig
-from argosy.parallel.config import ReducerConfig
 from argosy.parallel.mesh import MeshConfig
+from argosy.parallel.training_config import TrainingConfig
 
 __all__ = ["ConfigError", "Strategy"]
 
 
 @dataclass(frozen=True)
-class Strategy(CommConfig, ReducerConfig, CompressConfig, BatchConfig, MeshConfig):
+class Strategy(CommConfig, TrainingConfig, BatchConfig, MeshConfig):
     """How a job trains. Fields left out keep their defaults.
 
     >>> Strategy(data=4, batch="global") == Strategy.parse("data=4 batch=global")
@@ -39,6 +39,12 @@ class Strategy(CommConfig, ReducerConfig, CompressConfig, BatchConfig, MeshConfi
     Traceback (most recent call last):
     argosy.config.ConfigError: batch=globl: expected per-worker or global
     """
+
+    def check(self) -> None:
+        """Refuse combinations across parts."""
+        if self.accumulate > 1 and self.sync != "step":
+            fix = f"sync={self.sync} has no gradients to reduce less often; leave one of the two out"
+            raise ConfigError("accumulate", self.accumulate, fix)
 
     @classmethod
     def load(cls, given: Strategy | str | Path | None) -> Strategy:

@@ -52,9 +52,11 @@ class DataParallel:
         number: int = 0,
         config: ReducerConfig | None = None,
         codec: Codec | None = None,
+        accumulate: int = 1,
     ) -> None:
         config = config or ReducerConfig()
-        self._model, self._group, self._cursor, self._number = model, group, cursor, number
+        self.model, self.codec = model, codec
+        self._group, self._cursor, self._number = group, cursor, number
         self._hooks: list[RemovableHandle | Forward] = []
         self._listening: dict[nn.Parameter, str] = {}
         self._sparse: set[nn.Parameter] = set()  # whose gradients have been sparse
@@ -66,11 +68,12 @@ class DataParallel:
             broadcast_tensor(tensor, group)
         self._buffers = Buffers(model)
         self.reducer: Reducer | None = None
-        if group.size > 1:
-            engine = cast(EngineGroup, group)
+        engine = cast(EngineGroup, group)
+        if group.size > 1 or accumulate > 1:
             # Statistics travel in the middle of backward, on the same group: gradients then wait until it has ended.
             overlap = not config.sync_batchnorm
             self.reducer = Reducer(engine, codec, round(config.bucket_mbytes * (1 << 20)), overlap)
+        if group.size > 1:
             self._hooks += tolerate_empty_batches(model, lambda: cursor.samples == 0)
             if config.sync_batchnorm:
                 self._hooks += synchronise_statistics(model, engine, lambda: cursor.share(group.size))
@@ -95,7 +98,7 @@ class DataParallel:
             self._quiet = before
 
     def _listen(self) -> None:
-        for name, parameter in self._model.named_parameters():
+        for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and parameter not in self._listening:
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))
                 self._listening[parameter] = name
@@ -115,6 +118,9 @@ class DataParallel:
             self._passes.add(this_pass)
             engine: Any = torch.autograd.Variable._execution_engine
             engine.queue_callback(lambda: self._ended(this_pass))
+            if self.codec is not None:
+                at = self._cursor.at
+                self.codec.begin_step(at.epoch + at.step / at.steps if at is not None else 0.0)
         if self.reducer is None or parameter.grad is None:
             return
         closes = self._cursor.closes

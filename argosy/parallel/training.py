@@ -1,0 +1,182 @@
+"""What a strategy adds to the script's models and optimizers: replicas that are kept one, codecs, precision, averages.
+
+The facade hands over each object that the script distributes; here the parts that its strategy asks for are made and
+attached, in the order in which they must act on a step. What they remember goes into checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from typing import Any, cast
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from argosy.comm.engine import EngineGroup
+from argosy.comm.group import Group
+from argosy.compress.catalogue import make_codec
+from argosy.compress.codec import Codec
+from argosy.compress.config import CompressConfig
+from argosy.data.cursor import Cursor
+from argosy.data.loader import Loader
+from argosy.optim.average import Average
+from argosy.optim.config import OptimConfig
+from argosy.optim.precision import Precision
+from argosy.optim.schedule import LearningRate
+from argosy.parallel.config import ReducerConfig
+from argosy.parallel.data import DataParallel
+from argosy.parallel.local import LocalReplicas, Round
+from argosy.parallel.local_config import LocalConfig
+from argosy.parallel.training_config import TrainingConfig
+
+Tell = Callable[..., None]
+
+
+class Training:
+    """The models and optimizers of one job. `tell(kind, **fields)` takes events, `show` a line for the user."""
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        group: Group,
+        cursor: Cursor,
+        accumulate: int,
+        tell: Tell,
+        show: Callable[[str], None],
+    ) -> None:
+        self._config, self._group, self._cursor, self._accumulate = config, group, cursor, accumulate
+        self._tell, self._show = tell, show
+        self._precision = Precision(config.part(OptimConfig))
+        self._models: dict[str, nn.Module] = {}
+        self._parallel: list[DataParallel] = []
+        self._local: list[LocalReplicas] = []
+        self._codecs: list[Codec] = []
+        self._averages: list[Average] = []
+        self._rates: list[LearningRate] = []
+        self._loader: Loader | None = None
+        self._leaving = ExitStack()
+
+    def close(self) -> None:
+        """Leave models and optimizers to the script again."""
+        self._leaving.close()
+
+    def add_loader(self, loader: Loader) -> None:
+        """Steps come from this loader: rules that count samples or epochs go by it."""
+        self._loader = loader
+
+    def add_model(self, model: nn.Module, number: int) -> None:
+        """Keep a model's replicas one, in the way that was chosen. `number` tells it from the job's other models."""
+        name = f"model{len(self._models)}"
+        self._models[name] = model
+        if autocast := self._precision.attach(model):
+            self._leaving.callback(autocast.remove)
+        local = self._config.part(LocalConfig)
+        if local.rounds().kind != "step":
+            replicas = LocalReplicas(model, self._group, self._cursor, local, number, self._told_round)
+            self._leaving.callback(replicas.close)
+            self._local.append(replicas)
+        else:
+            codec = make_codec(self._config.part(CompressConfig)) if self._group.size > 1 else None
+            self._codecs += [codec] if codec is not None else []
+            reducer = self._config.part(ReducerConfig)
+            parallel = DataParallel(model, self._group, self._cursor, number, reducer, codec, self._accumulate)
+            self._leaving.callback(parallel.close)
+            self._parallel.append(parallel)
+
+    def add_optimizer(self, optimizer: Optimizer) -> None:
+        """Let what acts on an optimizer's steps act on this one's. Its models have been added before."""
+        for replicas in self._local:
+            replicas.attach(optimizer)
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        trained = [model for model in self._models.values() if any(id(p) in held for p in model.parameters())]
+        for parallel in self._parallel:
+            if parallel.codec is not None and parallel.model in trained:
+                parallel.codec.attach(dict(parallel.model.named_parameters()), optimizer)
+        self._add_rate(optimizer)
+        decay = self._config.decay()
+        for model in trained if decay is not None else []:
+            average = Average(model, decay).attach(optimizer)
+            self._leaving.callback(average.close)
+            self._averages.append(average)
+
+    def _add_rate(self, optimizer: Optimizer) -> None:
+        loader, sizes = self._loader, self._loader.batch_sizes if self._loader is not None else None
+        rate = LearningRate(
+            self._config.part(OptimConfig),
+            *(sizes or (None, None)),
+            loader.steps_in if loader is not None else None,
+            (lambda: loader.global_batch) if loader is not None else None,
+        ).attach(optimizer)
+        self._leaving.callback(rate.close)
+        self._rates.append(rate)
+        if line := rate.line():
+            self._tell("learning_rate", arithmetic=line)
+            self._show(line)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in this block reduce nothing."""
+        with ExitStack() as stack:
+            for parallel in self._parallel:
+                stack.enter_context(parallel.no_sync())
+            yield
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Models hold their averaged parameters in this block."""
+        if not self._averages:
+            raise RuntimeError("no average is kept: ask for one with average=ema:0.999, and distribute the optimizer")
+        with ExitStack() as stack:
+            for average in self._averages:
+                stack.enter_context(average.applied())
+            yield
+
+    def step(self, optimizer: Optimizer, forward: Callable[[], Tensor]) -> Tensor:
+        """One whole step; returns the mean loss over the job. Batches that are accumulated have none but the last."""
+        self._cursor.mean_loss = None
+        with self._precision.whole_step():
+            optimizer.zero_grad()
+            loss = forward()
+            self._cursor.loss = float(loss.detach())
+            self._precision.backward(loss)
+            mean_loss = self._cursor.mean_loss
+            if not self._precision.step(optimizer):
+                assert self._precision.scaler is not None
+                self._tell("overflow", scale=self._precision.scaler.factor)
+        return loss.detach() if mean_loss is None else loss.detach().new_tensor(mean_loss)
+
+    def synchronise(self) -> None:
+        """Make replicas one, if they train alone for a while. All workers call it."""
+        for replicas in self._local:
+            replicas.synchronise()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of all this; empty if nothing was chosen. All workers call it and get the same."""
+        group = cast(EngineGroup, self._group)
+        states = {
+            "precision": self._precision.state_dict(),
+            "local": [replicas.state_dict(group) for replicas in self._local],
+            "codecs": [codec.state_dict(group) for codec in self._codecs],
+            "averages": [average.state_dict() for average in self._averages],
+            "rates": [rate.state_dict() for rate in self._rates if rate.active],
+        }
+        return {name: state for name, state in states.items() if state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint. What it has of parts that are not in use now is left alone."""
+        group = cast(EngineGroup, self._group)
+        self._precision.load_state_dict(state.get("precision", {}))
+        for replicas, kept in zip(self._local, state.get("local", []), strict=False):
+            replicas.load_state_dict(kept, group)
+        for codec, kept in zip(self._codecs, state.get("codecs", []), strict=False):
+            codec.load_state_dict(kept, group)
+        for average, kept in zip(self._averages, state.get("averages", []), strict=False):
+            average.load_state_dict(kept)
+        active = [rate for rate in self._rates if rate.active]
+        for rate, kept in zip(active, state.get("rates", []), strict=False):
+            rate.load_state_dict(kept)
+
+    def _told_round(self, done: Round) -> None:
+        self._tell("round", **asdict(done))
