@@ -17,7 +17,7 @@ class Rounds:
 
     kind: Kind
     period: int = 1
-    bits: int | None = None
+    bits: Literal[4] | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class LocalConfig(Config):
         kind, *options = self.sync.split(":")
         if kind == "step" and not options:
             return Rounds("step")
-        bits = {"int4": 4}.get(options[1]) if kind == "diloco" and len(options) == 2 else None
+        bits: Literal[4] | None = 4 if kind == "diloco" and options[1:] == ["int4"] else None
         known = kind in ("local", "adaptive", "diloco") and len(options) == (1 if bits is None else 2)
         if not known or not options[0].isdecimal() or int(options[0]) < 1:
             raise ConfigError("sync", self.sync, _FIX)

@@ -81,7 +81,7 @@ def test_no_field_takes_a_value_of_another_type(name: str) -> None:
     [
         ("dta=4", "dta", "4", "did you mean 'data'?"),
         ("data=4 bach=global", "bach", "global", "did you mean 'batch'?"),
-        ("zzz=1", "zzz", "1", "The fields are algorithm, batch, data"),
+        ("zzz=1", "zzz", "1", "The fields are algorithm, balance, batch, data"),
         ("=4", "", "4", "no such field"),
         ("seed=1.5", "seed", "1.5", "a whole number"),
         ("seed=1e3", "seed", "1e3", "a whole number"),
