@@ -68,6 +68,68 @@ def low_rank_expand(
 def low_rank_restart(start: int, q: int, shape: tuple[int, int, int]) -> None:
     """Rows of q that are not all zeros replace those of `start`, brought to a largest magnitude of one."""
 
+def sparse_entries(count: int, k: int) -> int:
+    """How many entries (a float32 and 16 bits) `sparse_compress` writes for a tensor of which `k` elements are sent.
+
+    Raises:
+        ValueError: `k` is not from 1 to `count`, or `count` not below 2^32.
+    """
+
+def sparse_compress(
+    gradient: int,
+    velocity: int,
+    kept: int,
+    parameter: int,
+    count: int,
+    scale: float,
+    decay: float,
+    momentum: float,
+    nesterov: bool,
+    k: int,
+    values: int,
+    gaps: int,
+    isa: str | None = None,
+) -> int:
+    """Take the `k` largest elements, by magnitude, out of what is kept of a tensor's gradients; returns how many.
+
+    First the gradient is added: g = scale * gradient + decay * parameter; velocity = momentum * velocity + g; kept +=
+    velocity. With `nesterov`, velocity = momentum * (velocity + g); kept += velocity + g. Where there is no velocity,
+    kept += g. The gradient is then zero. Of equal elements the first are taken; zeros never are. Velocity and kept are
+    zero where an element was taken. If something is not finite, it is zeroed in both, and a NaN is all that is taken.
+
+    Args:
+        gradient, kept: addresses of `count` float32.
+        velocity, parameter: the same, or 0 for none.
+        k: from 1 to `count`.
+        values: address of `sparse_entries(count, k)` float32, to be filled. Those of no use are zero.
+        gaps: address of as many unsigned 16-bit numbers: how far each element is from the one before.
+        isa: one of `instruction_sets()`, for tests.
+    """
+
+def sparse_drain(
+    gradient: int,
+    velocity: int,
+    kept: int,
+    parameter: int,
+    count: int,
+    scale: float,
+    decay: float,
+    momentum: float,
+    nesterov: bool,
+    isa: str | None = None,
+) -> None:
+    """Add the gradient as `sparse_compress` does, then move all that is kept into it, and nothing out of velocity.
+
+    `kept` may be 0 too. What is not finite stays in the gradient, and is zeroed in velocity.
+    """
+
+def sparse_add(out: int, count: int, values: int, gaps: int, entries: int) -> None:
+    """Add what `sparse_compress` wrote to the tensor at `out`.
+
+    Raises:
+        ValueError: an entry is for an element beyond the end.
+    """
+
 def guard(fd: int) -> None:
     """Kill this process's whole group (SIGKILL) when the other end of `fd` is closed.
 

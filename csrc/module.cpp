@@ -20,8 +20,9 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 
-void bind_codecs_quant(nb::module_& m);  // bind_codecs_quant.cpp
-void bind_links(nb::module_& m);         // bind_links.cpp
+void bind_codecs_quant(nb::module_& m);   // bind_codecs_quant.cpp
+void bind_codecs_sparse(nb::module_& m);  // bind_codecs_sparse.cpp
+void bind_links(nb::module_& m);          // bind_links.cpp
 
 namespace {
 
@@ -58,6 +59,7 @@ NB_MODULE(_native, m) {
   nb::register_exception_translator(raise_os_error);
   bind_codecs_quant(m);
   bind_links(m);
+  bind_codecs_sparse(m);
 
   argosy::bind_engine(m);
 
