@@ -1,0 +1,253 @@
+"""What the sparse codecs share: the largest numbers of a gradient are sent, and the rest is kept for later steps.
+
+For each large tensor of a bucket, the native core adds this worker's share to what it has kept, takes the k largest
+numbers out, and writes them as entries (value, and distance from the one before: csrc/codec_sparse.h). The entries of
+all tensors make one message; all workers gather all messages and add them up in the order of ranks, so they get the
+same bits. Small tensors are summed as they are, in one all-reduce for the bucket, which runs meanwhile.
+
+[Note: dense when cheaper]
+A gathered message goes to everybody, so its cost rises with the number of workers, and an all-reduce's does not; in
+shared memory an all-reduce costs next to nothing. So the group's cost model is asked, for each bucket, and if all of it
+had better be summed, all that was kept is sent. What it answers depends on the sizes and on the measured links, which
+are the same for all workers: they decide alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from argosy import _native
+from argosy.comm.engine import EngineGroup
+from argosy.comm.pending import DONE, Pending
+from argosy.comm.schedule import Collective
+from argosy.comm.select import Selector
+from argosy.compress.codec import Bucket, Codec, Part
+
+_VALUE_BYTES, _GAP_BYTES = 4, 2
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a share is added to what is kept: g = scale * share + decay * parameter, then momentum."""
+
+    scale: float = 1.0
+    decay: float = 0.0
+    parameter: Tensor | None = None
+    momentum: float = 0.0
+    nesterov: bool = False
+
+
+@dataclass
+class Kept:
+    """What a worker keeps of one tensor: `rest` was not sent yet, `velocity` is its momentum, if there is one."""
+
+    rest: Tensor | None = None
+    velocity: Tensor | None = None
+
+
+class SparseCodec(Codec):
+    """Sends the largest numbers of large tensors. What is large, and what momentum there is, subclasses say."""
+
+    def __init__(self, exchange: Literal["auto", "sparse", "dense"] = "auto") -> None:
+        super().__init__()
+        self._exchange = exchange  # anything but auto is for tests and measurements
+        self._kept: dict[str, Kept] = {}
+        self._group: EngineGroup | None = None
+        self._rooms: dict[str, Tensor] = {}
+
+    @abstractmethod
+    def suits(self, part: Part) -> bool:
+        """Whether a tensor is sent sparse: a function of its shape alone, the same on all workers."""
+
+    @abstractmethod
+    def fraction(self) -> float:
+        """How much of a tensor is sent in this step."""
+
+    def rule(self, part: Part, share: Tensor, group: EngineGroup) -> Rule:
+        """How a large tensor's share is added to what is kept."""
+        return Rule()
+
+    def prepare(self, part: Part, share: Tensor, group: EngineGroup) -> None:
+        """Change a small tensor's share before it is summed."""
+
+    def finish(self, part: Part, total: Tensor) -> None:
+        """Change a small tensor's sum."""
+
+    def reduce(self, bucket: Bucket, group: EngineGroup) -> None:
+        """Sum a bucket over all workers: what is largest, or everything where that is cheaper."""
+        if group is not self._group:  # another group: its memory is elsewhere
+            self._group, self._rooms = group, {}
+        large = [part for part in bucket.parts if self.suits(part)]
+        small = [part for part in bucket.parts if not self.suits(part)]
+        for part in small:
+            self.prepare(part, _view(bucket, part), group)
+        message = _Message(large, self.fraction())
+        if self._is_sparse(message, small, bucket, group):
+            summing = self._sum_small(small, bucket, group)
+            self._sum_large(message, bucket, group)
+            summing.wait()
+            self._take_small(small, bucket)
+        else:
+            for part in large:
+                self._drain(part, bucket, group)
+            group.all_reduce(bucket.flat)
+            self.bytes_sent += bucket.flat.numel() * _VALUE_BYTES
+        for part in small:
+            self.finish(part, _view(bucket, part))
+
+    def state_dict(self, group: EngineGroup) -> dict[str, Any]:
+        """What all workers have kept, added up."""
+        return {
+            "rest": {name: _total(self._kept[name].rest, group) for name in self._names("rest")},
+            "velocity": {name: _total(self._kept[name].velocity, group) for name in self._names("velocity")},
+        }
+
+    def load_state_dict(self, state: dict[str, Any], group: EngineGroup) -> None:
+        """Take this worker's part: all get the same."""
+        self._kept = {}
+        for kind in ("rest", "velocity"):
+            for name, total in state[kind].items():
+                kept = self._kept.setdefault(name, Kept())
+                setattr(kept, kind, (total.to(torch.float32) / group.size).reshape(-1).contiguous())
+
+    def _names(self, kind: str) -> list[str]:
+        return sorted(name for name, kept in self._kept.items() if getattr(kept, kind) is not None)
+
+    def _is_sparse(self, message: _Message, small: Sequence[Part], bucket: Bucket, group: EngineGroup) -> bool:
+        """See [Note: dense when cheaper]."""
+        if not message.parts or self.fraction() >= 1 or group.size == 1:
+            return False
+        if self._exchange != "auto":
+            return self._exchange == "sparse"
+        small_bytes = sum(part.end - part.begin for part in small) * _VALUE_BYTES
+        gathering = _seconds(group.selector, Collective.ALL_GATHER, message.size_bytes * group.size)
+        summing = _seconds(group.selector, Collective.ALL_REDUCE, small_bytes) if small else 0.0
+        return gathering + summing < _seconds(group.selector, Collective.ALL_REDUCE, bucket.flat.numel() * _VALUE_BYTES)
+
+    def _sum_large(self, message: _Message, bucket: Bucket, group: EngineGroup) -> None:
+        mine = self._room("message", message.size_bytes, torch.uint8, group)
+        for number, (part, k) in enumerate(zip(message.parts, message.counts, strict=True)):
+            values, gaps = message.addresses(mine, number)
+            numbers = self._numbers(part, bucket, group)
+            _native.sparse_compress(*numbers, k, values, gaps)
+        everybodys = self._room("messages", message.size_bytes * group.size, torch.uint8, group)
+        group.all_gather_into(everybodys, mine)
+        self.bytes_sent += message.size_bytes
+        for theirs in everybodys.chunk(group.size):
+            for number, part in enumerate(message.parts):
+                out = _view(bucket, part)
+                values, gaps = message.addresses(theirs, number)
+                _native.sparse_add(out.data_ptr(), out.numel(), values, gaps, message.entries[number])
+
+    def _drain(self, part: Part, bucket: Bucket, group: EngineGroup) -> None:
+        """Add all that was kept to the share. Momentum stays: nothing was delayed, so none of it is stale."""
+        _native.sparse_drain(*self._numbers(part, bucket, group))
+
+    def _numbers(
+        self, part: Part, bucket: Bucket, group: EngineGroup
+    ) -> tuple[int, int, int, int, int, float, float, float, bool]:
+        """A share, what is kept of its tensor, and its rule, as the native core takes them."""
+        share = _view(bucket, part)
+        rule, kept = self.rule(part, share, group), self._kept.setdefault(part.name, Kept())
+        kept.rest = of_size(kept.rest, part)
+        kept.velocity = of_size(kept.velocity, part) if rule.momentum else None
+        return numbers_of(share, kept, rule)
+
+    def _sum_small(self, small: Sequence[Part], bucket: Bucket, group: EngineGroup) -> Pending:
+        if not small:
+            return DONE
+        room = self._room("small", sum(part.end - part.begin for part in small), torch.float32, group)
+        torch.cat([_view(bucket, part) for part in small], out=room)
+        self.bytes_sent += room.numel() * _VALUE_BYTES
+        return group.all_reduce(room, wait=False)
+
+    def _take_small(self, small: Sequence[Part], bucket: Bucket) -> None:
+        begin = 0
+        for part in small:
+            share = _view(bucket, part)
+            share.copy_(self._rooms["small"][begin : begin + share.numel()])
+            begin += share.numel()
+
+    def _room(self, use: str, count: int, dtype: torch.dtype, group: EngineGroup) -> Tensor:
+        """Room for so many numbers, where the group reads it fastest; kept from bucket to bucket."""
+        room = self._rooms.get(use)
+        if room is None or room.numel() < count:
+            room = self._rooms[use] = group.empty(count, dtype=dtype)
+        return room[:count]
+
+
+class _Message:
+    """The layout of a worker's entries for some tensors: all values, then all gaps."""
+
+    def __init__(self, parts: Sequence[Part], fraction: float) -> None:
+        self.parts = parts
+        sizes = [part.end - part.begin for part in parts]
+        self.counts = [min(max(round(fraction * size), 1), size) for size in sizes]
+        self.entries = [_native.sparse_entries(size, k) for size, k in zip(sizes, self.counts, strict=True)]
+        *self._before, self._total = itertools.accumulate(self.entries, initial=0)
+        # The next worker's begins behind it, and its values need to lie at a multiple of their size.
+        self.size_bytes = math.ceil(self._total * (_VALUE_BYTES + _GAP_BYTES) / _VALUE_BYTES) * _VALUE_BYTES
+
+    def addresses(self, message: Tensor, number: int) -> tuple[int, int]:
+        """Where the values and the gaps of a tensor are in a message."""
+        begin, before = message.data_ptr(), self._before[number]
+        return begin + before * _VALUE_BYTES, begin + self._total * _VALUE_BYTES + before * _GAP_BYTES
+
+
+def numbers_of(share: Tensor, kept: Kept, rule: Rule) -> tuple[int, int, int, int, int, float, float, float, bool]:
+    """The first arguments of the native functions."""
+    parameter = rule.parameter if rule.decay else None
+    return (
+        share.data_ptr(),
+        _address(kept.velocity),
+        _address(kept.rest),
+        _address(parameter),
+        share.numel(),
+        rule.scale,
+        rule.decay,
+        rule.momentum,
+        rule.nesterov,
+    )
+
+
+def of_size(tensor: Tensor | None, part: Part) -> Tensor:
+    """What was kept of a tensor, zeros at first; raises if it is of another size."""
+    size = part.end - part.begin
+    if tensor is None:
+        return torch.zeros(size)
+    if tensor.numel() != size:
+        raise ValueError(
+            f"what the codec has kept of {part.name} has {tensor.numel()} numbers, and its gradient {size}: "
+            f"the checkpoint is of another model"
+        )
+    return tensor
+
+
+def _address(tensor: Tensor | None) -> int:
+    return tensor.data_ptr() if tensor is not None else 0
+
+
+def _view(bucket: Bucket, part: Part) -> Tensor:
+    return bucket.flat[part.begin : part.end]
+
+
+def _total(tensor: Tensor | None, group: EngineGroup) -> Tensor:
+    assert tensor is not None
+    total = tensor.clone()
+    group.all_reduce(total)
+    return total
+
+
+def _seconds(selector: Selector, collective: Collective, size_bytes: int) -> float:
+    """What the cost model predicts. It knows powers of two; in between, times lie on a straight line."""
+    power = math.floor(math.log2(max(size_bytes, 8)))
+    below, above = (selector.choose(collective, 1 << p).seconds for p in (power, power + 1))
+    return below + (above - below) * max(size_bytes / (1 << power) - 1, 0.0)

@@ -1,0 +1,88 @@
+"""Momentum and weight decay, taken over from SGD: DGC applies both to gradients before they are sent.
+
+While the optimizer steps, its param groups say that there is neither; after the step they say again what the user
+wrote, so schedulers that change them, and checkpoints, see nothing of it. torch calls no hook after a step that raises:
+what was set aside then is given back before the next step, and before the optimizer's state is saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+_TAKEN: Final = ("momentum", "dampening", "weight_decay")
+_Group = dict[str, Any]
+
+
+class TakenOver:
+    """The hyperparameters of SGD for each parameter of a model, and the hooks that keep them from SGD itself."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:
+        if type(optimizer) is not torch.optim.SGD:
+            raise ValueError(
+                f"compress=dgc works with torch.optim.SGD, not with {type(optimizer).__name__}: it applies momentum "
+                f"and weight decay itself, before gradients are sent, and what another optimizer would make of "
+                f"gradients that arrive late and bundled is unknown; use torch.optim.SGD, or another codec, such as "
+                f"compress=powersgd or compress=int8"
+            )
+        self._parameters, self.optimizer = parameters, optimizer
+        self._aside: list[tuple[_Group, dict[str, Any]]] = []
+        self._groups: dict[int, _Group] = {}
+        self.look()
+        self._hooks = [
+            optimizer.register_step_pre_hook(lambda *_: self._take()),
+            optimizer.register_step_post_hook(lambda *_: self._give_back()),
+            optimizer.register_state_dict_pre_hook(lambda *_: self._give_back()),
+        ]
+
+    def close(self) -> None:
+        """Leave the optimizer to itself."""
+        self._give_back()
+        for hook in self._hooks:
+            hook.remove()
+
+    def look(self) -> None:
+        """Learn which group each parameter is in: groups may be added, and are new objects when a state is loaded."""
+        for number, group in enumerate(self.optimizer.param_groups):
+            _refuse(group, number)
+        self._groups = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
+
+    def knows(self, name: str) -> bool:
+        """Whether the optimizer has this parameter."""
+        return name in self._parameters and id(self._parameters[name]) in self._groups
+
+    def hyperparameters(self, name: str) -> tuple[float, bool, float]:
+        """Momentum, whether it is Nesterov's, and weight decay, also while the optimizer steps (with a closure)."""
+        group = self._groups[id(self._parameters[name])]
+        taken = next((values for other, values in self._aside if other is group), group)
+        return float(taken["momentum"]), bool(group["nesterov"]), float(taken["weight_decay"])
+
+    def flat(self, name: str) -> Tensor:
+        """A parameter's numbers one behind the other, as gradients lie in a bucket."""
+        return self._parameters[name].detach().to("cpu", torch.float32).contiguous().view(-1)
+
+    def _take(self) -> None:
+        self._give_back()
+        for group in self.optimizer.param_groups:
+            self._aside.append((group, {key: group[key] for key in _TAKEN}))
+            group.update(dict.fromkeys(_TAKEN, 0))
+
+    def _give_back(self) -> None:
+        for group, values in self._aside:
+            group.update(values)
+        self._aside.clear()
+
+
+def _refuse(group: _Group, number: int) -> None:
+    reasons = {
+        "dampening": "its momentum has no dampening; use dampening=0",
+        "maximize": "it adds weight decay to gradients that are descended; negate the loss instead",
+        "differentiable": "its momentum is computed outside of autograd; use differentiable=False",
+    }
+    for key, reason in reasons.items():
+        if group[key]:
+            raise ValueError(f"compress=dgc cannot work with {key}={group[key]} (param group {number}): {reason}")
