@@ -17,7 +17,7 @@ def make_codec(config: CompressConfig) -> Codec | None:
         case "none":
             return None
         case "fp16" | "bf16":
-            from argosy.compress.wire import HalfCodec
+            from argosy.compress.half import HalfCodec
 
             return HalfCodec("fp16" if name == "fp16" else "bf16")
         case "int8" | "int4":

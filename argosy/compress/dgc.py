@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from argosy import _native
+from argosy._native import sparse_drain
 from argosy.comm.engine import EngineGroup
 from argosy.compress.codec import Bucket, Part
 from argosy.compress.sparse import Kept, Rule, SparseCodec, numbers_of, of_size
@@ -122,7 +122,7 @@ class DgcCodec(SparseCodec):
         else:
             self._velocity.pop(part.name, None)
         if rule.momentum or rule.decay:
-            _native.sparse_drain(*numbers_of(total, Kept(velocity=velocity), rule))
+            sparse_drain(*numbers_of(total, Kept(velocity=velocity), rule))
 
     def state_dict(self, group: EngineGroup) -> dict[str, Any]:
         """What all workers have kept, added up, and the momentum that is the same on all."""

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from argosy import _native
+from argosy._native import low_rank_expand, low_rank_project, low_rank_project_back, low_rank_restart
 from argosy.comm.engine import EngineGroup
 from argosy.compress.codec import Bucket, Codec, Part
 from argosy.compress.kept import Cuts, Residuals, Scratch, address_of
@@ -87,22 +87,22 @@ class PowerSgdCodec(Codec):
 
         for m in plan.matrices:
             at = m.at_bytes
-            _native.low_rank_project(p + m.p_bytes, kept + at, share + at, m.start.data_ptr(), m.shape)
+            low_rank_project(p + m.p_bytes, kept + at, share + at, m.start.data_ptr(), m.shape)
         for part, place in plan.dense:
             p_sums[place].copy_(flat[part.begin : part.end])
         group.all_reduce(p_sums)
         lost = _drop_broken(plan.matrices, [m.p for m in plan.matrices], residual, p_sums)
 
         for m in plan.matrices:
-            _native.low_rank_project_back(own_q + m.q_bytes, kept + m.at_bytes, p + m.p_bytes, m.shape)
+            low_rank_project_back(own_q + m.q_bytes, kept + m.at_bytes, p + m.p_bytes, m.shape)
         q_sums.copy_(own_qs)
         group.all_reduce(q_sums)
         lost += _drop_broken(plan.matrices, [m.q for m in plan.matrices], residual, q_sums, own_qs)
 
         for m in plan.matrices:
             at, q_at = m.at_bytes, m.q_bytes
-            _native.low_rank_expand(share + at, kept + at, p + m.p_bytes, own_q + q_at, q + q_at, m.shape)
-            _native.low_rank_restart(m.start.data_ptr(), q + q_at, m.shape)
+            low_rank_expand(share + at, kept + at, p + m.p_bytes, own_q + q_at, q + q_at, m.shape)
+            low_rank_restart(m.start.data_ptr(), q + q_at, m.shape)
         for part, place in plan.dense:
             flat[part.begin : part.end].copy_(p_sums[place])
         for part in lost:

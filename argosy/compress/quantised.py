@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from argosy import _native
+from argosy._native import dequantise, quantise, quantised_record
 from argosy.comm.engine import EngineGroup
 from argosy.compress.codec import Bucket, Codec
 from argosy.compress.kept import Residuals, Scratch, address_of
@@ -32,7 +32,7 @@ class QuantisedCodec(Codec):
         if bits not in (4, 8):
             raise ValueError(f"bits={bits}: gradients are quantised with 8 or 4 bits")
         self._bits = bits
-        self._block, self._record_bytes = _native.quantised_record(bits)
+        self._block, self._record_bytes = quantised_record(bits)
         self._residuals, self._scratch = Residuals(), Scratch()
 
     def reduce(self, bucket: Bucket, group: EngineGroup) -> None:
@@ -54,17 +54,17 @@ class QuantisedCodec(Codec):
         for owner in range(size):
             if owner != rank:
                 begin, part = 4 * cuts[owner], cuts[owner + 1] - cuts[owner]
-                _native.quantise(bits, records, share + begin, residual + begin, part)
+                quantise(bits, records, share + begin, residual + begin, part)
                 records += part_bytes
         splits = [part_bytes if owner != rank else 0 for owner in range(size)]
         group.all_to_all(received, sent, splits, splits)
 
         begin, part = 4 * cuts[rank], cuts[rank + 1] - cuts[rank]
         sources = [received.data_ptr() + number * part_bytes for number in range(size - 1)]
-        _native.dequantise(bits, share + begin, sources, part, True)
-        _native.quantise(bits, own.data_ptr(), share + begin, residual + begin, part)
+        dequantise(bits, share + begin, sources, part, True)
+        quantise(bits, own.data_ptr(), share + begin, residual + begin, part)
         group.all_gather_into(whole, own)
-        _native.dequantise(bits, share, [whole.data_ptr()], count)
+        dequantise(bits, share, [whole.data_ptr()], count)
         self.bytes_sent += sent.nbytes + own.nbytes
 
     def state_dict(self, group: EngineGroup) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from argosy import _native
+from argosy._native import dequantise, quantise, quantised_record
 from argosy.comm.engine import EngineGroup
 from argosy.compress.codec import Bucket, Codec
 from argosy.compress.kept import Residuals, Scratch, address_of
@@ -25,7 +25,7 @@ class SignCodec(Codec):
 
     def __init__(self) -> None:
         super().__init__()
-        self._block, self._record_bytes = _native.quantised_record(1)
+        self._block, self._record_bytes = quantised_record(1)
         self._residuals, self._scratch = Residuals(), Scratch()
 
     def reduce(self, bucket: Bucket, group: EngineGroup) -> None:
@@ -37,11 +37,11 @@ class SignCodec(Codec):
         size_bytes = -(-flat.numel() // self._block) * self._record_bytes
         sent = self._scratch.take("sent", size_bytes, torch.uint8, group)
         received = self._scratch.take("received", group.size * size_bytes, torch.uint8, group)
-        _native.quantise(1, sent.data_ptr(), share, residual, flat.numel())
+        quantise(1, sent.data_ptr(), share, residual, flat.numel())
         group.all_gather_into(received, sent)
         self.bytes_sent += sent.nbytes
         sources = [received.data_ptr() + rank * size_bytes for rank in range(group.size)]
-        _native.dequantise(1, share, sources, flat.numel())
+        dequantise(1, share, sources, flat.numel())
 
     def state_dict(self, group: EngineGroup) -> dict[str, Any]:
         """What was held back."""

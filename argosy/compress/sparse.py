@@ -24,7 +24,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from argosy import _native
+from argosy._native import sparse_add, sparse_compress, sparse_drain, sparse_entries
 from argosy.comm.engine import EngineGroup
 from argosy.comm.pending import DONE, Pending
 from argosy.comm.schedule import Collective
@@ -137,7 +137,7 @@ class SparseCodec(Codec):
         for number, (part, k) in enumerate(zip(message.parts, message.counts, strict=True)):
             values, gaps = message.addresses(mine, number)
             numbers = self._numbers(part, bucket, group)
-            _native.sparse_compress(*numbers, k, values, gaps)
+            sparse_compress(*numbers, k, values, gaps)
         everybodys = self._room("messages", message.size_bytes * group.size, torch.uint8, group)
         group.all_gather_into(everybodys, mine)
         self.bytes_sent += message.size_bytes
@@ -145,11 +145,11 @@ class SparseCodec(Codec):
             for number, part in enumerate(message.parts):
                 out = _view(bucket, part)
                 values, gaps = message.addresses(theirs, number)
-                _native.sparse_add(out.data_ptr(), out.numel(), values, gaps, message.entries[number])
+                sparse_add(out.data_ptr(), out.numel(), values, gaps, message.entries[number])
 
     def _drain(self, part: Part, bucket: Bucket, group: EngineGroup) -> None:
         """Add all that was kept to the share. Momentum stays: nothing was delayed, so none of it is stale."""
-        _native.sparse_drain(*self._numbers(part, bucket, group))
+        sparse_drain(*self._numbers(part, bucket, group))
 
     def _numbers(
         self, part: Part, bucket: Bucket, group: EngineGroup
@@ -191,7 +191,7 @@ class _Message:
         self.parts = parts
         sizes = [part.end - part.begin for part in parts]
         self.counts = [min(max(round(fraction * size), 1), size) for size in sizes]
-        self.entries = [_native.sparse_entries(size, k) for size, k in zip(sizes, self.counts, strict=True)]
+        self.entries = [sparse_entries(size, k) for size, k in zip(sizes, self.counts, strict=True)]
         *self._before, self._total = itertools.accumulate(self.entries, initial=0)
         # The next worker's begins behind it, and its values need to lie at a multiple of their size.
         self.size_bytes = math.ceil(self._total * (_VALUE_BYTES + _GAP_BYTES) / _VALUE_BYTES) * _VALUE_BYTES

@@ -71,7 +71,7 @@ class Training:
         name = f"model{len(self._models)}"
         self._models[name] = model
         if autocast := self._precision.attach(model):
-            self._leaving.callback(autocast.remove)
+            self._leaving.callback(autocast.close)
         local = self._config.part(LocalConfig)
         if local.rounds().kind != "step":
             replicas = LocalReplicas(model, self._group, self._cursor, local, number, self._told_round)
@@ -96,19 +96,19 @@ class Training:
                 parallel.codec.attach(dict(parallel.model.named_parameters()), optimizer)
         self._add_rate(optimizer)
         decay = self._config.decay()
-        for model in trained if decay is not None else []:
-            average = Average(model, decay).attach(optimizer)
-            self._leaving.callback(average.close)
-            self._averages.append(average)
+        if decay is not None:
+            for model in trained:
+                average = Average(model, decay).attach(optimizer)
+                self._leaving.callback(average.close)
+                self._averages.append(average)
 
     def _add_rate(self, optimizer: Optimizer) -> None:
-        loader, sizes = self._loader, self._loader.batch_sizes if self._loader is not None else None
-        rate = LearningRate(
-            self._config.part(OptimConfig),
-            *(sizes or (None, None)),
-            loader.steps_in if loader is not None else None,
-            (lambda: loader.global_batch) if loader is not None else None,
-        ).attach(optimizer)
+        config, loader = self._config.part(OptimConfig), self._loader
+        if loader is None:
+            rate = LearningRate(config).attach(optimizer)
+        else:
+            script, job = loader.batch_sizes or (None, None)
+            rate = LearningRate(config, script, job, loader.steps_in, lambda: loader.global_batch).attach(optimizer)
         self._leaving.callback(rate.close)
         self._rates.append(rate)
         if line := rate.line():
