@@ -4,9 +4,9 @@
 // [Note: one build per instruction set] in lanes.h.
 //
 // [Note: records]
-// Numbers are quantised in blocks. A block becomes a record: its scale, a float, and then its codes, of 8, 4 or 1 bit.
-// So a run of blocks is a run of bytes, which can be cut between any two records and sent. The last block of a buffer
-// may be short; its record is not: what is missing counts as zeros.
+// Numbers are quantised in blocks. A block becomes a record: its scale (or scales), and its codes, of 8, 4 or 1 bit. So
+// a run of blocks is a run of bytes, which can be cut between any two records and sent. The last block of a buffer may
+// be short; its record is not: what is missing counts as zeros.
 //
 // A block with a number that is not finite gets NaN for its scale, so that all of it is NaN wherever it is read. What
 // was held back of it is dropped: it would come back as NaN for ever.

@@ -1,8 +1,8 @@
-"""Gradients of one bit: their signs, and for each block of 512 the mean of their magnitudes, with error feedback.
+"""Gradients of one bit: their signs, and for every 64 the mean of their magnitudes (16 bits), with error feedback.
 
 Every worker gets the signs of all (one all-gather) and adds them up, each times its scale. That is exact, and takes one
-exchange. A worker receives N/8 bytes from each other one, so beyond some 60 workers it is no less than the numbers
-themselves would be.
+exchange. A worker receives 1.25 bits for each number from each other worker, so beyond some 50 of them it is no less
+than the numbers themselves would be.
 
 A number that is not finite makes its block NaN on all workers, and what was held back of that block is dropped: see
 [Note: records] in csrc/codec_quant_types.h.
