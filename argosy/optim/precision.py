@@ -37,7 +37,7 @@ class Precision:
     >>> precision = Precision(OptimConfig(precision="fp16"))
     >>> _ = precision.attach(net)
     >>> with precision.whole_step():
-    ...     precision.backward(net(torch.ones(2, 4)).square().mean())
+    ...     precision.backward(net(torch.ones(2, 4)).mean() / 10)
     ...     precision.step(optimizer)
     True
     """
