@@ -1,11 +1,12 @@
 #include "codec_sparse.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -30,49 +31,20 @@ const SparseKernels& kernels_of(std::optional<std::string_view> isa) {
   throw std::invalid_argument("this CPU cannot run isa '" + std::string(*isa) + "'");
 }
 
-std::uint32_t magnitude(float value) {
+std::uint32_t magnitude_of(float value) {
   std::uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
   return bits & kMagnitude;
 }
 
-// About 1 % of a tensor, for guesses of where its k-th largest magnitude lies.
-class Sample {
- public:
-  Sample(const SparseKernels& kernels, const Share& share, std::size_t k) {
-    const std::size_t wanted = std::min(std::max(share.count / 100, kLeastSamples), share.count);
-    const std::size_t stride = (share.count / wanted) | 1;  // odd: a power of two would see few columns of a matrix
-    const std::size_t runs = share.count / (stride * kSampleRun);
-    magnitudes_.resize(runs * kSampleRun);
-    kernels.sample(share, stride, magnitudes_.data(), runs);
-    // Counts in a sample spread by their square root; four times that is hardly ever exceeded.
-    const double expected = static_cast<double>(k) * magnitudes_.size() / share.count;
-    rank_ = static_cast<std::size_t>(expected + 4 * std::sqrt(expected) + 4);
-  }
-
-  // A magnitude that more than k elements probably have, and zeros never; 1 if there is none.
-  std::uint32_t guess() {
-    if (rank_ >= magnitudes_.size()) return 1;
-    const auto place = magnitudes_.begin() + static_cast<std::ptrdiff_t>(rank_);
-    std::nth_element(magnitudes_.begin(), place, magnitudes_.end(), std::greater<>());
-    return std::clamp<std::uint32_t>(*place, 1, kInfinite);
-  }
-
-  void doubt() { rank_ *= 8; }
-
- private:
-  std::vector<std::uint32_t> magnitudes_;
-  std::size_t rank_;
-};
-
 // The k-th largest magnitude, digit by digit, and how many of those that are equal to it belong to the k.
 struct Kth {
-  Kth(const Candidates& found, std::size_t k) : magnitude(0), equals(k) {
+  Kth(std::span<const float> values, std::size_t k) : magnitude(0), equals(k) {
     constexpr unsigned kDigit = 11;
-    for (unsigned shift = 2 * kDigit;; shift -= kDigit) {  // 22, 11 and 0: three digits are 33 bits
-      std::vector<std::size_t> histogram(std::size_t{1} << kDigit);
-      for (std::size_t i = 0; i < found.count; ++i) {
-        const std::uint64_t bits = argosy::magnitude(found.values[i]);
+    for (unsigned shift = 2 * kDigit;; shift -= kDigit) {               // 22, 11 and 0: three digits are 33 bits
+      std::array<std::uint32_t, std::size_t{1} << kDigit> histogram{};  // there are fewer than 2^32 elements
+      for (const float value : values) {
+        const std::uint64_t bits = magnitude_of(value);
         if (bits >> (shift + kDigit) == std::uint64_t{magnitude} >> (shift + kDigit)) {
           ++histogram[(bits >> shift) & (histogram.size() - 1)];
         }
@@ -88,12 +60,39 @@ struct Kth {
   std::size_t equals;
 };
 
+// About 1 % of a tensor, for guesses of where its k-th largest magnitude lies.
+class Sample {
+ public:
+  Sample(const SparseKernels& kernels, const Share& share, std::size_t k) {
+    const std::size_t wanted = std::min(std::max(share.count / 100, kLeastSamples), share.count);
+    const std::size_t stride = (share.count / wanted) | 1;  // odd: a power of two would see few columns of a matrix
+    const std::size_t runs = share.count / (stride * kSampleRun);
+    values_.resize(runs * kSampleRun);
+    kernels.sample(share, stride, values_.data(), runs);
+    // Counts in a sample spread by their square root; four times that is hardly ever exceeded.
+    const double expected = static_cast<double>(k) * values_.size() / share.count;
+    rank_ = static_cast<std::size_t>(expected + 4 * std::sqrt(expected) + 4);
+  }
+
+  // A magnitude that more than k elements probably have, and zeros never; 1 if there is none.
+  std::uint32_t guess() const {
+    if (rank_ > values_.size()) return 1;
+    return std::clamp<std::uint32_t>(Kth(values_, rank_).magnitude, 1, kInfinite);
+  }
+
+  void doubt() { rank_ *= 8; }
+
+ private:
+  std::vector<float> values_;
+  std::size_t rank_;
+};
+
 // Leaves the k largest, in their order; of equals the first. Returns the magnitude of the least of them.
 std::uint32_t keep_largest(Candidates& found, std::size_t k) {
-  Kth kth(found, k);
+  Kth kth({found.values, found.count}, k);
   std::size_t kept = 0;
   for (std::size_t i = 0; i < found.count; ++i) {
-    const std::uint32_t size = magnitude(found.values[i]);
+    const std::uint32_t size = magnitude_of(found.values[i]);
     const bool equal = size == kth.magnitude;
     if (size < kth.magnitude || (equal && kth.equals == 0)) continue;
     kth.equals -= equal;

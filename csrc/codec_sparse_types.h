@@ -43,8 +43,8 @@ constexpr std::size_t kSampleRun = 4;
 
 // What has to be done to every element, built for each instruction set.
 struct SparseKernels {
-  // Takes the magnitudes that `kept` would have, of every `stride`-th run of kSampleRun elements.
-  void (*sample)(const Share& share, std::size_t stride, std::uint32_t* magnitudes, std::size_t runs);
+  // Takes what `kept` would have, of every `stride`-th run of kSampleRun elements.
+  void (*sample)(const Share& share, std::size_t stride, float* values, std::size_t runs);
   // Updates velocity and kept from element `begin` on, zeroes the gradient, and collects what has a magnitude of
   // `least` (from 1 to kInfinite) or more. Returns where it stopped: the end, or earlier if there was no more room.
   // What is not finite is not collected, but noted, and zeroed in velocity and kept.

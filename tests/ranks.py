@@ -23,7 +23,8 @@ from argosy.comm.engine import EngineGroup
 from argosy.control.secret import Secret
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["torch", "torch.distributed", "argosy.comm.engine", "ranks"])
+# torch loads _dynamo when the first optimizer is made, which takes seconds in each process that has not.
+_SERVER.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "argosy.comm.engine", "ranks"])
 _CLONE_NEWNET = 0x40000000
 
 
