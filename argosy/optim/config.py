@@ -32,6 +32,8 @@ class OptimConfig(Config):
 
     def check(self) -> None:
         """Refuse what cannot be read as a length or an average."""
+        if isinstance(self.warmup, str) and self.warmup.isdecimal():
+            object.__setattr__(self, "warmup", int(self.warmup))  # one spelling, lest equal choices differ
         self.warmup_span()
         self.decay()
 

@@ -19,11 +19,14 @@ from argosy.compress.codec import Bucket, Part
 class Place:
     """One parameter's gradient in a bucket."""
 
-    def __init__(self, name: str, parameter: nn.Parameter, flat: Tensor, begin: int) -> None:
+    def __init__(self, name: str, parameter: nn.Parameter, flat: Tensor, begin: int, in_order: bool) -> None:
+        """`in_order`: the numbers lie as a contiguous tensor has them, whatever the parameter's own order is."""
         self.name, self.parameter = name, parameter
         self.end = begin + parameter.numel()
-        self.view = _like(parameter, flat[begin : self.end])
+        numbers = flat[begin : self.end]
+        self.view = numbers.view(parameter.shape) if in_order else _like(parameter, numbers)
         self.part = Part(name, tuple(parameter.shape), begin, self.end)
+        self.was_used = False  # by anyone, in any step
         self.holds = False  # whether a gradient of this step, or several added up, is in the bucket
 
     @torch.no_grad()
@@ -56,7 +59,7 @@ class Place:
 class Filling:
     """A bucket that gradients come into."""
 
-    def __init__(self, group: Group, members: Sequence[tuple[str, nn.Parameter]]) -> None:
+    def __init__(self, group: Group, members: Sequence[tuple[str, nn.Parameter]], in_order: bool) -> None:
         dtype = members[0][1].dtype
         count = sum(parameter.numel() for _, parameter in members)
         if dtype.is_complex:
@@ -67,7 +70,7 @@ class Filling:
         self.places: list[Place] = []
         begin = 0
         for name, parameter in members:
-            self.places.append(Place(name, parameter, numbers, begin))
+            self.places.append(Place(name, parameter, numbers, begin, in_order))
             begin = self.places[-1].end
         self.bucket = Bucket(self.flat, tuple(place.part for place in self.places))
         self.compressible = dtype == torch.float32

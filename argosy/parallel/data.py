@@ -155,7 +155,9 @@ class DataParallel:
         dense_users = {parameter: next(users) for parameter in parameters}
         sparse_users = {parameter: next(users) for parameter in parameters}
         for place in reducer.places:
-            if dense_users[place.parameter]:
+            # A codec may bring what it has kept of earlier steps.
+            place.was_used |= dense_users[place.parameter] > 0
+            if dense_users[place.parameter] or (self.codec is not None and place.was_used):
                 place.give()
             elif not sparse_users[place.parameter]:
                 place.parameter.grad = None  # what a worker without a sample may have made of nothing

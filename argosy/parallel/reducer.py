@@ -102,7 +102,8 @@ class Reducer:
             self._make([(places[number].name, places[number].parameter) for number in order.tolist()])
 
     def _make(self, named: list[tuple[str, nn.Parameter]]) -> None:
-        self._fillings = [Filling(self._group, members) for members in cut(named, self._bucket_bytes)]
+        in_order = self._codec is not None
+        self._fillings = [Filling(self._group, members, in_order) for members in cut(named, self._bucket_bytes)]
         self._places = {place.parameter: (filling, place) for filling in self._fillings for place in filling.places}
 
     def _start(self, whole: bool) -> None:

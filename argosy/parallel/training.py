@@ -6,6 +6,7 @@ attached, in the order in which they must act on a step. What they remember goes
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -158,7 +159,7 @@ class Training:
         states = {
             "precision": self._precision.state_dict(),
             "local": [replicas.state_dict(group) for replicas in self._local],
-            "codecs": [codec.state_dict(group) for codec in self._codecs],
+            "codecs": [{"name": self._config.compress, "kept": codec.state_dict(group)} for codec in self._codecs],
             "averages": [average.state_dict() for average in self._averages],
             "rates": [rate.state_dict() for rate in self._rates if rate.active],
         }
@@ -171,7 +172,11 @@ class Training:
         for replicas, kept in zip(self._local, state.get("local", []), strict=False):
             replicas.load_state_dict(kept, group)
         for codec, kept in zip(self._codecs, state.get("codecs", []), strict=False):
-            codec.load_state_dict(kept, group)
+            if kept["name"].partition(":")[0] == self._config.codec()[0]:
+                codec.load_state_dict(kept["kept"], group)
+            else:
+                fate = f"of which compress={self._config.compress} can make nothing: it is left out"
+                warnings.warn(f"the checkpoint has what compress={kept['name']} held back, {fate}", stacklevel=3)
         for average, kept in zip(self._averages, state.get("averages", []), strict=False):
             average.load_state_dict(kept)
         active = [rate for rate in self._rates if rate.active]
