@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
+
+_CACHED: Final = 1 << 17  # of four lists, parameters to steps: about what a core's own cache holds
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,19 @@ def batches(group: dict[str, Any], optimizer: str) -> Iterator[Batch]:
         batch = found.setdefault((adapted, parameter.device, parameter.dtype), Batch(adapted, [], []))
         batch.parameters.append(parameter)
         batch.gradients.append(gradient)
-    yield from found.values()
+    for (_, device, _), batch in found.items():
+        yield from _cache_sized(batch) if device.type == "cpu" else [batch]
+
+
+def _cache_sized(batch: Batch) -> Iterator[Batch]:
+    """The batch in parts of about `_CACHED` numbers: a CPU calls operations cheaply, and waits for memory."""
+    begin = size = 0
+    for place, parameter in enumerate(batch.parameters):
+        size += parameter.numel()
+        if size >= _CACHED or place == len(batch.parameters) - 1:
+            part = slice(begin, place + 1)
+            yield Batch(batch.adapted, batch.parameters[part], batch.gradients[part])
+            begin, size = place + 1, 0
 
 
 def norms(tensors: list[Tensor]) -> Tensor:

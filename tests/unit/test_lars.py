@@ -56,6 +56,17 @@ def test_the_learning_rate_of_a_scheduler_is_inside_the_momentum() -> None:
         trial.check()
 
 
+def test_large_models_are_stepped_in_parts_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = Trial(), Trial()
+    for trial, cached in zip(trials, (1, 1 << 30), strict=True):
+        monkeypatch.setattr("argosy.optim.trust._CACHED", cached)
+        optimizer = LARS([w for group in trial.ours for w in group], weight_decay=0.1)
+        for step in range(3):
+            trial.gradients(step)
+            optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(trials[0].ours[0], trials[1].ours[0], strict=True))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_parameters_of_other_types_are_stepped_in_their_type(dtype: torch.dtype) -> None:
     trial = Trial(dtype=dtype)
