@@ -116,6 +116,11 @@ class Training:
             self._tell("learning_rate", arithmetic=line)
             self._show(line)
 
+    @property
+    def bytes_sent(self) -> int:
+        """What codecs and rounds of this worker have handed over so far."""
+        return sum(each.bytes_sent for each in (*self._codecs, *self._local))
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes in this block reduce nothing."""

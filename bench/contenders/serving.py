@@ -40,11 +40,15 @@ class Seat:
 
 @dataclass(frozen=True)
 class Operation:
-    """Something to time. `prepare` brings all ranks to the same point; `check` looks at one result."""
+    """Something to time. `prepare` brings all ranks to the same point; `check` looks at one result.
+
+    What `tell` returns goes with the times.
+    """
 
     run: Callable[[], object]
     prepare: Callable[[], object]
     check: Callable[[], None] = lambda: None
+    tell: Callable[[], dict[str, float]] = dict
 
 
 Maker = Callable[[dict[str, Any]], Operation]
@@ -89,7 +93,7 @@ def measure(operation: Operation, warmup: int, iterations: int) -> dict[str, flo
         run()
         times[number] = clock() - began
     gc.enable()
-    return summary([value * 1e-9 for value in times])
+    return {**summary([value * 1e-9 for value in times]), **operation.tell()}
 
 
 def summary(seconds: Sequence[float]) -> dict[str, float]:

@@ -29,7 +29,11 @@ def main() -> None:
         if wanted.get("alone"):
             return Operation(step_of(job, job.model, optimizer), fleet.group.barrier)
         model, optimizer = fleet.distribute(job.model, optimizer)
-        return Operation(step_of(job, model, optimizer), fleet.group.barrier)
+
+        def tell() -> dict[str, float]:
+            return {"bytes_sent": fleet._training.bytes_sent}
+
+        return Operation(step_of(job, model, optimizer), fleet.group.barrier, tell=tell)
 
     serve(seat, make, fleet.close)
 

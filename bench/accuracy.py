@@ -1,0 +1,123 @@
+"""What lossy options cost in accuracy, measured: the same net, epochs and seeds under each of them. See `--help`.
+
+A ResNet of 20 layers learns a subset of CIFAR-10 (an .npz with train_x, train_y, test_x and test_y, where ARGOSY_CIFAR
+says) or, without it, the digits that come with scikit-learn. Two workers, three seeds; the table takes about an hour on
+two cores. The exact run is synchronous training in fp32.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness import Claim, Report, Value, claim
+from rounds import Plan
+from suite import Part, main
+
+SCRIPT = Path(__file__).parent / "accuracy_train.py"
+DEADLINE_SECONDS = 1800
+EXACT = "exact"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A way to train, and how much of the exact run's accuracy we say that it keeps, in points."""
+
+    name: str
+    strategy: str = ""
+    options: dict[str, str] = field(default_factory=dict)
+    within: float | None = 1.0
+
+
+RUNS = (
+    Run(EXACT, within=None),
+    Run("compress=bf16", "compress=bf16"),
+    Run("compress=int8", "compress=int8"),
+    Run("compress=int4", "compress=int4", within=None),
+    Run("compress=sign", "compress=sign", within=None),
+    Run("compress=topk:0.01", "compress=topk:0.01", within=None),
+    Run("compress=powersgd:4", "compress=powersgd:4"),
+    Run("compress=dgc", "compress=dgc dgc_warmup_epochs=2"),
+    Run("precision=bf16", "precision=bf16"),
+    Run("sync=local:4", "sync=local:4"),
+    Run("sync=adaptive:8", "sync=adaptive:8", within=None),
+)
+BATCH = 1024
+LARS, LINEAR = f"LARS, batch {BATCH}, warm-up", f"SGD, batch {BATCH}, linear rule, warm-up"
+LARGE = (
+    Run(LARS, "warmup=2epochs", {"batch": str(BATCH), "optimizer": "lars", "lr": "2.5"}),
+    Run(LINEAR, "warmup=2epochs", {"batch": str(BATCH), "lr": str(0.1 * BATCH / 128)}),
+)
+
+
+def train(run: Run, seed: int, quick: bool) -> float | None:
+    """The test accuracy of one run, in points."""
+    with tempfile.TemporaryDirectory(prefix="argosy-bench-") as folder:
+        told = Path(folder) / "told.json"
+        words = [sys.executable, "-m", "argosy", "run", "--workers", "2"]
+        strategy = f"batch=global seed={seed} {run.strategy}".strip()
+        options = [word for name, value in run.options.items() for word in (f"--{name}", value)]
+        more = ["--epochs", "1"] if quick else []
+        command = [*words, "--strategy", strategy, str(SCRIPT), str(told), "--seed", str(seed), *options, *more]
+        done = subprocess.run(
+            command, cwd=folder, env=os.environ, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False
+        )
+        if done.returncode != 0:
+            print(f"  {run.name} failed: {done.stderr.strip().splitlines()[-1:]}", flush=True)
+            return None
+        return float(json.loads(told.read_text())["accuracy"])
+
+
+def table(runs: tuple[Run, ...]) -> Part:
+    """Runs whose accuracies are compared."""
+
+    def measure(report: Report, plan: Plan, quick: bool) -> None:
+        found = report.extra.setdefault("accuracy", {})
+        for seed in range(1 if quick else 3):
+            for run in (RUNS[0], *(run for run in runs if run.name != EXACT)):
+                if run.name == EXACT and len(found.get(EXACT, [])) > seed:
+                    continue
+                points = train(run, seed, quick)
+                print(f"{run.name}, seed {seed}: {points}", flush=True)
+                found.setdefault(run.name, []).append(points)
+        for run in runs:
+            known = [points for points in found[run.name] if points is not None]
+            if known:
+                spread = ", ".join(f"{points:.2f}" for points in known)
+                report.notes.append(f"{run.name}: {statistics.mean(known):.2f} % ({spread})")
+
+    def claims(report: Report) -> Iterator[Claim]:
+        for run in runs:
+            if run.within is not None:
+                loss = behind(report, EXACT, run.name)
+                target = 2.0 if run.name == LARS else run.within
+                if run.name != LINEAR:
+                    yield claim(f"{run.name}: points of accuracy lost", loss, target, "", at_most=True)
+        if LARS in {run.name for run in runs}:
+            yield claim(f"{LARS}: points better than {LINEAR}", behind(report, LARS, LINEAR), 0.0, "")
+
+    return Part(measure, claims)
+
+
+def behind(report: Report, better: str, other: str) -> Value | None:
+    """By how many points one way is behind another, on average over the seeds."""
+    found = report.extra.get("accuracy", {})
+    pairs = [
+        one - two
+        for one, two in zip(found.get(better, []), found.get(other, []), strict=False)
+        if one is not None and two is not None
+    ]
+    return Value(statistics.mean(pairs), min(pairs), max(pairs)) if pairs else None
+
+
+PARTS = {"lossy": table(RUNS), "large-batch": table(LARGE)}
+
+if __name__ == "__main__":
+    main("Accuracy", PARTS, Plan(), Plan())
