@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 NATIVE_SOURCES := $(wildcard csrc/*.cpp csrc/*.h)
+CLAIMS ?= allreduce
 say     = @printf '\033[1m==> %s\033[0m\n' "$(1)"
 
 .DEFAULT_GOAL := help
@@ -20,9 +21,9 @@ test: $(VENV)/.ready  ## run all tests
 	$(call say,running the tests)
 	@$(BIN)/python -m pytest $(ARGS)
 
-bench: $(VENV)/.ready  ## measure all-reduce, us and the peers, into bench/results (as root: between hosts too)
-	$(call say,measuring all-reduce)
-	@$(BIN)/python bench/allreduce.py --json bench/results/allreduce.json $(ARGS)
+bench: $(VENV)/.ready  ## measure us and the peers into bench/results (as root: between hosts too); CLAIMS=data_parallel, say
+	$(call say,measuring $(CLAIMS))
+	@$(BIN)/python bench/$(CLAIMS).py --json bench/results/$(CLAIMS).json $(ARGS)
 
 check: $(VENV)/.ready  ## lint, types, layering
 	$(call say,ruff)

@@ -12,7 +12,7 @@ import os
 import platform
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,20 @@ class Report:
         """The fastest of some contenders: a peer that can be used in several ways is compared at its best."""
         rows = [row for name in contenders if (row := self.find(setting, name, size)) is not None]
         return min(rows, key=lambda row: row.seconds, default=None)
+
+    def keep(self, path: Path) -> None:
+        """Take in what an earlier report has of settings that were not measured now, if it is from this machine."""
+        earlier = json.loads(path.read_text())
+        if earlier["machine"] != machine():
+            return
+        measured = {row.setting for row in self.rows}
+        known = {name for name in Row.__dataclass_fields__}
+        rows = [Row(**{name: value for name, value in row.items() if name in known}) for row in earlier["rows"]]
+        self.rows = [
+            replace(row, repeats=tuple(row.repeats)) for row in rows if row.setting not in measured
+        ] + self.rows
+        fixed = {"title", "claims", "rows", "machine", "notes"}
+        self.extra = {name: value for name, value in earlier.items() if name not in fixed} | self.extra
 
 
 def quantile(values: Sequence[float], part: float) -> float:

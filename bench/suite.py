@@ -34,7 +34,8 @@ def main(
     parser = argparse.ArgumentParser(description=f"{title}: Argosy and its peers, measured in one run.")
     parser.add_argument("--json", type=Path, required=True, help="where to write; the table is put beside it")
     parser.add_argument("--quick", action="store_true", help="a smoke test: few repeats, figures that mean little")
-    parser.add_argument("--only", action="append", choices=list(parts), help="measure this part; may be repeated")
+    kept = "of the others the report keeps what it has from earlier runs"
+    parser.add_argument("--only", action="append", choices=list(parts), help=f"measure this part, or several; {kept}")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that namespaces and processes are cleared away
     report = Report(title + (" (a quick run: its figures mean little)" if options.quick else ""))
@@ -47,7 +48,10 @@ def main(
             else:
                 parts[name].run(report, quick_plan if options.quick else plan, options.quick)
     finally:
-        report.claims = [one for name in names for one in parts[name].claims(report)]
+        if options.only and options.json.exists():
+            report.keep(options.json)
+            report.notes.append(f"measured later than the rest: {', '.join(names)}")
+        report.claims = [one for part in parts.values() for one in part.claims(report)]
         write(report, options.json)
         if draw is not None:
             draw(report, options.json.with_suffix(".svg"))

@@ -33,6 +33,8 @@ Floats = npt.NDArray[np.float64]
 
 # As the engine cuts messages: into four, if the chunks are neither too short nor too long.
 _CHUNKS, _SHORT_CHUNK, _LONG_CHUNK = 4, 64 << 10, 256 << 10
+# Between hosts chunks go side by side, one on each socket: the first is there when all of these are.
+_SOCKETS = 2
 
 
 def simulate(schedule: Schedule, topology: Topology, size_bytes: float, *, pipelined: bool = True) -> float:
@@ -129,7 +131,10 @@ class Flow:
         self._reducing = (reduced[:, None] / topology.reduce_bytes_per_second * slot_bytes)[part.target]
         size = part.width[:, None] * slot_bytes
         chunk = np.clip(size / _CHUNKS, _SHORT_CHUNK, _LONG_CHUNK)
-        self._piece = np.minimum(chunk / np.maximum(size, 1e-9), 1.0) if pipelined else np.ones_like(size)
+        side_by_side = np.where(hosts[part.source] != hosts[part.target], _SOCKETS, 1)[:, None]
+        self._piece = (
+            np.minimum(side_by_side * chunk / np.maximum(size, 1e-9), 1.0) if pipelined else np.ones_like(size)
+        )
         whole = (self._piece == 1.0).all(axis=0)
         self._large = slice(len(whole) if whole.all() else int(np.argmin(whole)), None)  # sizes cut into chunks
 

@@ -65,10 +65,12 @@ class Share:
     """What one worker holds of one step.
 
     `indices` is empty where the step has fewer samples than the job has workers; `step` is the whole job's part.
+    `is_even` if all workers have the same number.
     """
 
     indices: Sequence[Any]
     step: Sequence[Any]
+    is_even: bool
 
 
 def share_bounds(samples: int, workers: int, rank: int) -> tuple[int, int]:
@@ -153,7 +155,7 @@ class Epoch:
     def __init__(
         self, steps: Sequence[Sequence[Any]], workers: int, rank: int, division: Division | None = None
     ) -> None:
-        self.steps, self._rank = steps, rank
+        self.steps, self._workers, self._rank = steps, workers, rank
         self._division = division or Equal(workers)
 
     def __len__(self) -> int:
@@ -166,8 +168,9 @@ class Epoch:
     def __iter__(self) -> Iterator[Share]:
         for number in range(len(self.steps)):
             step = self.steps[number]
-            begin, end = self._division.bounds(number, len(step), self._rank)
-            yield Share(step[begin:end], step)
+            bounds = [self._division.bounds(number, len(step), rank) for rank in range(self._workers)]
+            begin, end = bounds[self._rank]
+            yield Share(step[begin:end], step, len({end - begin for begin, end in bounds}) == 1)
 
 
 class WholeBatches(Epoch):
@@ -182,7 +185,8 @@ class WholeBatches(Epoch):
 
     def __iter__(self) -> Iterator[Share]:
         for group, step in zip(self._groups, self.steps, strict=True):
-            yield Share(group[self._rank] if self._rank < len(group) else [], step)
+            is_even = len(group) == self._workers and len({len(batch) for batch in group}) == 1
+            yield Share(group[self._rank] if self._rank < len(group) else [], step, is_even)
 
 
 def arithmetic(

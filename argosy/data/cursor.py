@@ -24,6 +24,7 @@ class Position:
     total: int
     merged: int  # samples of the whole step, if its gradient is that of several batches: see `accumulate`
     closes: bool = True  # whether this batch is the last one of the step
+    is_even: bool = False  # whether all workers have the same number of samples
 
 
 class Cursor:
@@ -82,6 +83,11 @@ class Cursor:
         Outside a distributed loader's loop all workers count the same.
         """
         return 1 / workers if self.at is None else self.at.samples / self.at.merged
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all workers count the same."""
+        return self.at is None or self.at.is_even
 
     @property
     def closes(self) -> bool:

@@ -116,7 +116,9 @@ class Loader:
                 if closes:  # what was added up of an unfinished step is in no checkpoint
                     self._inside = (number, handed) if step + 1 < len(epoch) else None
                 samples = len(share.indices)
-                self._cursor.move(self, Position(number, step, len(epoch), samples, len(share.step), merged, closes))
+                self._cursor.move(
+                    self, Position(number, step, len(epoch), samples, len(share.step), merged, closes, share.is_even)
+                )
                 yield batch if share.indices else emptied(batch)
                 if self._balance is not None and shares is not None:
                     seconds = self._cursor.clock() - begun

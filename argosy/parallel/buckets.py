@@ -1,13 +1,19 @@
-"""Buckets: where gradients live while they are averaged, and the place that each parameter has in one.
+"""Buckets: where gradients are averaged, and the place that each parameter has in one.
 
-A bucket is one stretch of memory that the group reduces fastest (shared by the ranks of a host). In it, one behind the
-other, lie the gradients of parameters that backward produces one after the other. A `Place` moves what autograd has
-made into the bucket, weighted, and makes `p.grad` a view of it.
+Small gradients that backward produces one after the other are gathered in one stretch of memory, which the ranks of a
+host share, and `p.grad` is a view of it. A large gradient is a bucket by itself, where autograd has made it.
+
+[Note: gathered or not]
+Moving a gradient into shared memory costs a read and a write of it, after which the engine reduces it in place, with
+another of each. Through its window the engine reduces a tensor that lies anywhere, with a read and a write in all, the
+window itself staying in the cache. So only gradients for which an operation of their own would cost more are gathered.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -15,87 +21,169 @@ from torch import Tensor, nn
 from argosy.comm.group import Group
 from argosy.compress.codec import Bucket, Part
 
+LARGE_BYTES: Final = 1 << 20  # a gradient of this size is a bucket by itself
 
-class Place:
+
+class Place(ABC):
     """One parameter's gradient in a bucket."""
 
-    def __init__(self, name: str, parameter: nn.Parameter, flat: Tensor, begin: int, in_order: bool) -> None:
-        """`in_order`: the numbers lie as a contiguous tensor has them, whatever the parameter's own order is."""
+    def __init__(self, name: str, parameter: nn.Parameter, begin: int = 0) -> None:
         self.name, self.parameter = name, parameter
-        self.end = begin + parameter.numel()
-        numbers = flat[begin : self.end]
-        self.view = numbers.view(parameter.shape) if in_order else _like(parameter, numbers)
-        self.part = Part(name, tuple(parameter.shape), begin, self.end)
-        self.was_used = False  # by anyone, in any step
-        self.holds = False  # whether a gradient of this step, or several added up, is in the bucket
+        self.part = Part(name, tuple(parameter.shape), begin, begin + parameter.numel())
+        self.holds = False  # whether a gradient of this step, or several added up, is here
 
-    @torch.no_grad()
-    def take(self, weight: float) -> None:
-        """Add the parameter's gradient, if there is one, times `weight`, to what the bucket holds.
+    def take(self, weight: float | None) -> None:
+        """Add the parameter's gradient, if there is one, times `weight` (or as it is), to what is here.
 
         A worker without a sample adds nothing, whatever its gradients are: NaN, most likely.
         """
         grad = self.parameter.grad
-        if grad is None or grad.layout != torch.strided or not weight:  # sparse ones go another way
-            if not self.holds:
-                self.view.zero_()
-            return
-        if self.holds:
-            self.view.add_(grad, alpha=weight)
-        elif grad.is_cpu:
-            # If it is the bucket's own view, the script has not cleared it: autograd has added to it.
-            torch.mul(grad, weight, out=self.view)
-        else:
-            self.view.copy_(grad.mul(weight))
-        self.holds = True
+        with torch.no_grad():
+            if grad is not None and grad.layout == torch.strided and weight != 0:  # sparse ones go another way
+                self._add(grad.detach(), weight)
+                self.holds = True
+            elif not self.holds:
+                self._clear()
+
+    @abstractmethod
+    def give(self) -> None:
+        """Let the parameter's gradient be what is here."""
+
+    @abstractmethod
+    def _add(self, grad: Tensor, weight: float | None) -> None: ...
+
+    @abstractmethod
+    def _clear(self) -> None: ...
+
+
+class Gathered(Place):
+    """A small gradient, moved into a bucket; or any, if batches are added up there."""
+
+    def __init__(self, name: str, parameter: nn.Parameter, numbers: Tensor, begin: int, in_order: bool) -> None:
+        """`in_order`: the numbers lie as a contiguous tensor has them, whatever the parameter's own order is."""
+        super().__init__(name, parameter, begin)
+        mine = numbers[begin : self.part.end]
+        own_order = not in_order and _fills_its_memory(parameter)
+        self.view = mine.as_strided(parameter.shape, parameter.stride()) if own_order else mine.view(parameter.shape)
 
     def give(self) -> None:
-        """Let the parameter's gradient be what the bucket holds."""
-        self.holds = False
-        parameter = self.parameter
-        parameter.grad = self.view if parameter.is_cpu else self.view.to(parameter.device)
+        """A view of the bucket."""
+        self.parameter.grad = self.view if self.parameter.is_cpu else self.view.to(self.parameter.device)
+
+    def _add(self, grad: Tensor, weight: float | None) -> None:
+        if not grad.is_cpu:
+            grad = grad.cpu()
+        if self.holds:
+            self.view.add_(grad, alpha=1.0 if weight is None else weight)
+        elif weight is not None:
+            # If it is the bucket's own view, the script has not cleared it: autograd has added to it.
+            torch.mul(grad, weight, out=self.view)
+        elif grad.data_ptr() != self.view.data_ptr():
+            self.view.copy_(grad)
+
+    def _clear(self) -> None:
+        self.view.zero_()
+
+
+class Alone(Place):
+    """A large gradient, left where autograd has made it."""
+
+    view: Tensor
+
+    def give(self) -> None:
+        """What autograd made; or, where it made none, what the others did."""
+        self.parameter.grad = self.view
+
+    def _add(self, grad: Tensor, weight: float | None) -> None:
+        # All workers must have it in the same order; autograd mostly follows the parameter's.
+        self.view = grad if grad.stride() == self.parameter.stride() else torch.empty_like(self.parameter).copy_(grad)
+        if weight is not None:
+            self.view.mul_(weight)
+
+    def _clear(self) -> None:
+        self.view = torch.zeros_like(self.parameter)
 
 
 class Filling:
     """A bucket that gradients come into."""
 
-    def __init__(self, group: Group, members: Sequence[tuple[str, nn.Parameter]], in_order: bool) -> None:
-        dtype = members[0][1].dtype
-        count = sum(parameter.numel() for _, parameter in members)
-        if dtype.is_complex:
-            self.flat = group.empty(2 * count, dtype=dtype.to_real())
-            numbers = torch.view_as_complex(self.flat.view(-1, 2))
-        else:
-            self.flat = numbers = group.empty(count, dtype=dtype)
-        self.places: list[Place] = []
-        begin = 0
-        for name, parameter in members:
-            self.places.append(Place(name, parameter, numbers, begin, in_order))
-            begin = self.places[-1].end
-        self.bucket = Bucket(self.flat, tuple(place.part for place in self.places))
-        self.compressible = dtype == torch.float32
-        self.missing = len(self.places)
+    def __init__(self, places: Sequence[Place], numbers: Tensor | None = None) -> None:
+        """`numbers`: where gathered gradients are."""
+        self.places = places
+        self.compressible = places[0].parameter.dtype == torch.float32
+        self.missing = len(places)
+        self._numbers, self._parts = numbers, tuple(place.part for place in places)
+
+    @property
+    def flat(self) -> Tensor:
+        """All numbers, one behind the other."""
+        if self._numbers is not None:
+            return self._numbers
+        place = self.places[0]
+        assert isinstance(place, Alone)
+        return place.view.as_strided((place.view.numel(),), (1,))
+
+    @property
+    def bucket(self) -> Bucket:
+        """The same, for a codec."""
+        return Bucket(self.flat, self._parts)
 
 
-def cut(named: Sequence[tuple[str, nn.Parameter]], most_bytes: int) -> list[list[tuple[str, nn.Parameter]]]:
-    """Parameters in the order given, in buckets of one type and at most so many bytes; a larger one has its own."""
-    buckets: list[list[tuple[str, nn.Parameter]]] = []
-    room: dict[torch.dtype, int] = {}
-    latest: dict[torch.dtype, list[tuple[str, nn.Parameter]]] = {}
+Named = tuple[str, nn.Parameter]
+
+
+def lay_out(
+    named: Sequence[Named], group: Group, most_bytes: int, *, in_order: bool = False, gather_all: bool = False
+) -> list[Filling]:
+    """Buckets for parameters in the order given: large ones alone, the others gathered, at most so many bytes each."""
+    buckets: list[list[Named]] = []
+    open_buckets: dict[torch.dtype, tuple[list[Named], int]] = {}  # by type, with the bytes that fit in
     for name, parameter in named:
-        size = parameter.numel() * parameter.element_size()
-        if size > room.get(parameter.dtype, 0):
-            latest[parameter.dtype] = []
-            room[parameter.dtype] = most_bytes
-            buckets.append(latest[parameter.dtype])
-        latest[parameter.dtype].append((name, parameter))
-        room[parameter.dtype] -= size
-    return buckets
+        members, room = open_buckets.get(parameter.dtype, ([], 0))
+        if _is_large(parameter) and not gather_all:
+            buckets.append([(name, parameter)])
+        elif _bytes(parameter) <= room:
+            members.append((name, parameter))
+            open_buckets[parameter.dtype] = members, room - _bytes(parameter)
+        else:
+            buckets.append([(name, parameter)])
+            open_buckets[parameter.dtype] = buckets[-1], most_bytes - _bytes(parameter)
+    fillings = []
+    for bucket in buckets:
+        name, parameter = bucket[0]
+        alone = len(bucket) == 1 and _is_large(parameter) and not gather_all
+        if alone and (parameter.is_contiguous() or not in_order):
+            fillings.append(Filling([Alone(name, parameter)]))
+        else:
+            fillings.append(_gathered(bucket, group, in_order))
+    return fillings
 
 
-def _like(parameter: nn.Parameter, numbers: Tensor) -> Tensor:
-    """The numbers in the parameter's shape and, where it fills its memory without gaps, in its order."""
-    strides = torch.empty_like(parameter, device="meta").stride()
-    return (
-        numbers.as_strided(parameter.shape, strides) if strides == parameter.stride() else numbers.view(parameter.shape)
-    )
+def _gathered(members: Sequence[Named], group: Group, in_order: bool) -> Filling:
+    dtype = members[0][1].dtype
+    count = sum(parameter.numel() for _, parameter in members)
+    if dtype.is_complex:
+        flat = group.empty(2 * count, dtype=dtype.to_real())
+        numbers = torch.view_as_complex(flat.view(-1, 2))
+    else:
+        flat = numbers = group.empty(count, dtype=dtype)
+    places: list[Place] = []
+    begin = 0
+    for name, parameter in members:
+        places.append(Gathered(name, parameter, numbers, begin, in_order))
+        begin = places[-1].part.end
+    return Filling(places, flat)
+
+
+def _bytes(parameter: nn.Parameter) -> int:
+    return parameter.numel() * parameter.element_size()
+
+
+def _is_large(parameter: nn.Parameter) -> bool:
+    kind = parameter.is_cpu and not parameter.dtype.is_complex
+    return kind and _bytes(parameter) >= LARGE_BYTES and _fills_its_memory(parameter)
+
+
+def _fills_its_memory(parameter: nn.Parameter) -> bool:
+    """Whether a parameter's elements lie without gaps, in whatever order."""
+    return torch.empty_like(parameter, device="meta").stride() == parameter.stride()

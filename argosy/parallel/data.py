@@ -56,7 +56,8 @@ class DataParallel:
     ) -> None:
         config = config or ReducerConfig()
         self.model, self.codec = model, codec
-        self._group, self._cursor, self._number = group, cursor, number
+        self._group, self._cursor, self._number, self._accumulate = group, cursor, number, accumulate
+        self._used: set[nn.Parameter] = set()  # by anyone, in any step
         self._hooks: list[RemovableHandle | Forward] = []
         self._listening: dict[nn.Parameter, str] = {}
         self._sparse: set[nn.Parameter] = set()  # whose gradients have been sparse
@@ -72,7 +73,8 @@ class DataParallel:
         if group.size > 1 or accumulate > 1:
             # Statistics travel in the middle of backward, on the same group: gradients then wait until it has ended.
             overlap = not config.sync_batchnorm
-            self.reducer = Reducer(engine, codec, round(config.bucket_mbytes * (1 << 20)), overlap)
+            bucket_bytes = round(config.bucket_mbytes * (1 << 20))
+            self.reducer = Reducer(engine, codec, bucket_bytes, overlap, accumulates=accumulate > 1)
         if group.size > 1:
             self._hooks += tolerate_empty_batches(model, lambda: cursor.samples == 0)
             if config.sync_batchnorm:
@@ -125,7 +127,7 @@ class DataParallel:
             return
         closes = self._cursor.closes
         if parameter.grad.layout == torch.strided:
-            self.reducer.add(cast(nn.Parameter, parameter), self._cursor.share(self._group.size), last=closes)
+            self.reducer.add(cast(nn.Parameter, parameter), self._weight(), last=closes)
         elif not closes:
             raise NotImplementedError(
                 f"the gradient of {self._listening[cast(nn.Parameter, parameter)]} is sparse, and accumulate= adds up "
@@ -147,7 +149,7 @@ class DataParallel:
         """Bring gradients, and buffers that have changed, to their means, weighted by samples."""
         self._cursor.check_one_weight()
         weight = self._cursor.share(self._group.size)
-        used = reducer.finish(weight)
+        used = reducer.finish(self._weight())
         parameters, buffers = list(self._listening), self._buffers.all()
         dense = [parameter in used for parameter in parameters]
         sparse = [_is_sparse(parameter.grad, self._listening[parameter]) for parameter in parameters]
@@ -156,8 +158,9 @@ class DataParallel:
         sparse_users = {parameter: next(users) for parameter in parameters}
         for place in reducer.places:
             # A codec may bring what it has kept of earlier steps.
-            place.was_used |= dense_users[place.parameter] > 0
-            if dense_users[place.parameter] or (self.codec is not None and place.was_used):
+            if self.codec is not None and dense_users[place.parameter]:
+                self._used.add(place.parameter)
+            if dense_users[place.parameter] or place.parameter in self._used:
                 place.give()
             elif not sparse_users[place.parameter]:
                 place.parameter.grad = None  # what a worker without a sample may have made of nothing
@@ -168,6 +171,11 @@ class DataParallel:
         self._buffers.note()
         reducer.settle_order()
         self._lay_out()
+
+    def _weight(self) -> float | None:
+        """What gradients are multiplied by before they are added up; None if all workers count the same."""
+        even = self._cursor.is_even and self.codec is None and self._accumulate == 1
+        return None if even else self._cursor.share(self._group.size)
 
     def _sum_sparse(self, parameter: nn.Parameter, weight: float, alone: bool) -> None:
         name = self._listening[parameter]

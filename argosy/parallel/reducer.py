@@ -23,21 +23,30 @@ from torch import Tensor, nn
 
 from argosy.comm.engine import EngineGroup
 from argosy.compress.codec import Codec
-from argosy.parallel.buckets import Filling, Place, cut
+from argosy.parallel.buckets import Filling, Place, lay_out
 
 
 class Reducer:
     """The buckets of one model's gradients."""
 
-    def __init__(self, group: EngineGroup, codec: Codec | None, bucket_bytes: int, overlap: bool = True) -> None:
-        """`overlap=False` starts nothing before backward has ended."""
+    def __init__(
+        self,
+        group: EngineGroup,
+        codec: Codec | None,
+        bucket_bytes: int,
+        overlap: bool = True,
+        accumulates: bool = False,
+    ) -> None:
+        """`overlap=False` starts nothing before backward has ended; `accumulates` if buckets keep sums meanwhile."""
         self._group, self._codec, self._bucket_bytes, self._overlap = group, codec, bucket_bytes, overlap
+        self._accumulates = accumulates
         self._thread = ThreadPoolExecutor(1, "argosy codec") if codec is not None else None
         self._fillings: list[Filling] = []
         self._places: dict[nn.Parameter, tuple[Filling, Place]] = {}
         self._arrived: dict[nn.Parameter, None] = {}  # in this pass, in order
         self._started: list[Callable[[], object]] = []  # what to call to wait for each bucket
         self._ordered = False
+        self._averages = False
         self.exposed_seconds = 0.0  # that backward has waited for sums, in all
 
     def close(self) -> None:
@@ -57,8 +66,12 @@ class Reducer:
         self._make(list(reversed(named)))
         self._ordered = False
 
-    def add(self, parameter: nn.Parameter, weight: float, last: bool) -> None:
-        """A gradient has come; `last` if its sum is wanted in this pass, and not only kept."""
+    def add(self, parameter: nn.Parameter, weight: float | None, last: bool) -> None:
+        """A gradient has come; `last` if its sum is wanted in this pass, and not only kept.
+
+        Without a `weight`, on any worker, gradients are averaged; with one they are multiplied by it and added up.
+        """
+        self._averages = weight is None
         filling, place = self._places[parameter]
         place.take(weight)
         if not last:
@@ -69,8 +82,9 @@ class Reducer:
             if self._overlap:
                 self._start(whole=True)
 
-    def finish(self, weight: float) -> set[nn.Parameter]:
+    def finish(self, weight: float | None) -> set[nn.Parameter]:
         """Sum what is left. All sums are there on return; tells which parameters this worker had a gradient for."""
+        self._averages = weight is None
         for place in self.places:
             if place.parameter not in self._arrived:
                 place.take(weight)
@@ -102,8 +116,13 @@ class Reducer:
             self._make([(places[number].name, places[number].parameter) for number in order.tolist()])
 
     def _make(self, named: list[tuple[str, nn.Parameter]]) -> None:
-        in_order = self._codec is not None
-        self._fillings = [Filling(self._group, members, in_order) for members in cut(named, self._bucket_bytes)]
+        self._fillings = lay_out(
+            named,
+            self._group,
+            self._bucket_bytes,
+            in_order=self._codec is not None,
+            gather_all=self._accumulates,
+        )
         self._places = {place.parameter: (filling, place) for filling in self._fillings for place in filling.places}
 
     def _start(self, whole: bool) -> None:
@@ -115,12 +134,12 @@ class Reducer:
 
     def _reduce(self, filling: Filling) -> Callable[[], object]:
         if self._thread is None:
-            return self._group.all_reduce(filling.flat, wait=False).wait
+            return self._group.all_reduce(filling.flat, "avg" if self._averages else "sum", wait=False).wait
         codec = self._codec
         if filling.compressible and codec is not None:
             done: Future[None] = self._thread.submit(codec.reduce, filling.bucket, self._group)
         else:
-            done = self._thread.submit(_sum, self._group, filling.flat)
+            done = self._thread.submit(_sum, self._group, filling.flat)  # with a codec, gradients are weighted
         return done.result
 
 

@@ -22,8 +22,10 @@ SHARES = {2: [3, 5], 3: [4, 0, 3]}  # samples of each worker; one has none
 TINY = ReducerConfig(bucket_mbytes=0.0005)
 
 
-def at(samples: int, total: int, merged: int | None = None, closes: bool = True, step: int = 0) -> Position:
-    return Position(0, step, 9, samples, total, merged or total, closes)
+def at(
+    samples: int, total: int, merged: int | None = None, closes: bool = True, step: int = 0, is_even: bool = False
+) -> Position:
+    return Position(0, step, 9, samples, total, merged or total, closes, is_even)
 
 
 class Together:
@@ -43,7 +45,8 @@ class Together:
         return whole[begin : begin + self.shares[self.group.rank]]
 
     def begin(self, **more: Any) -> None:
-        self.cursor.move(self, at(self.shares[self.group.rank], sum(self.shares), **more))
+        even = len(set(self.shares)) == 1
+        self.cursor.move(self, at(self.shares[self.group.rank], sum(self.shares), is_even=even, **more))
 
     def backward(self, loss: Callable[[nn.Module, Tensor], Tensor], whole: Tensor, **more: Any) -> None:
         self.begin(**more)
@@ -76,13 +79,20 @@ def batch(step: int = 0) -> Tensor:
     return torch.randn(20, 6, generator=torch.Generator().manual_seed(step))
 
 
-def check_steps(place: Place) -> None:
-    both = Together(place, net())
+def large_net() -> nn.Module:
+    """With a matrix that is reduced where autograd has made it."""
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 600), nn.Tanh(), nn.Linear(600, 600), nn.Tanh(), nn.Linear(600, 2))
+
+
+def check_steps(place: Place, make: Callable[[], nn.Module], even: bool) -> None:
+    both = Together(place, make())
+    both.shares = [4] * place.size if even else both.shares
     whole = batch()[: sum(both.shares)]
     for step in range(4):
         both.backward(squares, whole, step=step)
         both.check()
-        # Where the group reduces it fastest, and not somewhere else.
+        # Where the group reduces small ones fastest, and not somewhere else.
         views = {place.view.data_ptr() for place in both.parallel.reducer.places}
         assert step == 0 or all(p.grad.data_ptr() in views for p in both.model.parameters())
         if step != 2:  # then the next gradients are added
@@ -90,8 +100,10 @@ def check_steps(place: Place) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_each_step_has_the_gradients_of_one_process(size: int) -> None:
-    run(check_steps, size)
+@pytest.mark.parametrize("make", [net, large_net])
+@pytest.mark.parametrize("even", [True, False])
+def test_each_step_has_the_gradients_of_one_process(size: int, make: Callable[[], nn.Module], even: bool) -> None:
+    run(check_steps, size, make, even)
 
 
 class Branches(nn.Module):
@@ -144,7 +156,9 @@ def test_no_sync_adds_up_and_reduces_nothing() -> None:
 
 
 def check_accumulated(place: Place) -> None:
-    both = Together(place, net())
+    both = Together(place, large_net())
+    both.parallel.close()
+    both.parallel = DataParallel(both.model, both.group, both.cursor, 0, TINY, accumulate=3)
     sizes = [[3, 5], [2, 2], [1, 0]] if place.size == 2 else [[4, 0, 3], [1, 1, 1], [0, 2, 1]]
     merged = sum(map(sum, sizes))
     for step in range(2):
