@@ -93,7 +93,7 @@ class Report:
         if earlier["machine"] != machine():
             return
         measured = {row.setting for row in self.rows}
-        known = {name for name in Row.__dataclass_fields__}
+        known = set(Row.__dataclass_fields__)
         rows = [Row(**{name: value for name, value in row.items() if name in known}) for row in earlier["rows"]]
         self.rows = [
             replace(row, repeats=tuple(row.repeats)) for row in rows if row.setting not in measured

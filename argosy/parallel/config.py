@@ -11,7 +11,7 @@ from argosy.config import Config, ConfigError
 class ReducerConfig(Config):
     """How gradients become the whole job's.
 
-    `bucket_mbytes`: how much is reduced at a time, while backward goes on.
+    `bucket_mbytes`: how much of small gradients is gathered before it is reduced, while backward goes on.
     `sync_batchnorm`: batch-norm layers normalise by the statistics of the whole job's batch, not of the worker's.
     """
 

@@ -57,7 +57,7 @@ class DataParallel:
         config = config or ReducerConfig()
         self.model, self.codec = model, codec
         self._group, self._cursor, self._number, self._accumulate = group, cursor, number, accumulate
-        self._used: set[nn.Parameter] = set()  # by anyone, in any step
+        self._used: set[nn.Parameter] = set()  # by anyone, in any step, if there is a codec
         self._hooks: list[RemovableHandle | Forward] = []
         self._listening: dict[nn.Parameter, str] = {}
         self._sparse: set[nn.Parameter] = set()  # whose gradients have been sparse
@@ -108,7 +108,8 @@ class DataParallel:
 
     def _lay_out(self) -> None:
         if self.reducer is not None:
-            self.reducer.lay_out([(name, p) for p, name in self._listening.items() if p not in self._sparse])
+            dense = [(name, p) for p, name in self._listening.items() if p.requires_grad and p not in self._sparse]
+            self.reducer.lay_out(dense)
 
     def _arrived(self, parameter: Tensor) -> None:
         """A gradient is there. The first one of a backward pass asks to be told when the pass has ended."""
