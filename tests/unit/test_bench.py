@@ -127,3 +127,18 @@ def test_the_simulation_is_told_what_the_links_were_measured_to_do() -> None:
     assert found["simulated"] == pytest.approx(0.05 + 2e-4, rel=0.01)
     assert found["measured"] == 0.06
     assert compare(rows[2:], hosts=2, per_host=1) == []
+
+
+def test_a_part_that_is_measured_again_leaves_the_rest_of_the_report(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    before = Report("Speed", rows=[row("Gloo", 3.0), row("Gloo", 5.0, setting="4 ranks")], extra={"simulation": [1]})
+    write(before, path)
+    again = Report("Speed", rows=[row("Gloo", 4.0)])
+    again.keep(path)
+    assert [(one.setting, one.repeats) for one in again.rows] == [("4 ranks", (5.0,)), ("2 ranks", (4.0,))]
+    assert again.extra == {"simulation": [1]}
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "machine": {"processor": "another"}}))
+    elsewhere = Report("Speed", rows=[row("Gloo", 4.0)])
+    elsewhere.keep(path)
+    assert len(elsewhere.rows) == 1
