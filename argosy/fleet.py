@@ -273,8 +273,7 @@ class Fleet:
                 raise CheckpointError(f"{path} holds {', '.join(states)}, and no {role}")
         for role, part in wanted.items():
             part.load_state_dict(states[role])
-        if "optimizer" in wanted:
-            self._training.load_state_dict(states.get(_TRAINING, {}))
+        self._training.load_state_dict(states.get(_TRAINING, {}) if "optimizer" in wanted else {})
         self._log.emit("load", path=str(path), parts=list(wanted))
 
     def close(self) -> None:

@@ -41,7 +41,14 @@ class Bucket:
 
 
 class Codec(ABC):
-    """A way to average gradients. One object serves one model; buckets may be cut anew between steps."""
+    """A way to average gradients. One object serves one model; buckets may be cut anew between steps.
+
+    `keeps`: whether it may bring what it has kept of a parameter in a step in which nobody has used that.
+    `takes_over`: whether it does a part of the optimizer's work, and so must see every gradient.
+    """
+
+    keeps = True
+    takes_over = False
 
     def __init__(self) -> None:
         self.bytes_sent = 0  # that this worker's shares took on the wire: what it handed to each operation

@@ -59,6 +59,8 @@ def sparsity_at(epoch: float, final: float, warmup_epochs: int) -> float:
 class DgcCodec(SparseCodec):
     """DGC for models trained by `torch.optim.SGD`; `clip` is for the whole job, as if one process clipped."""
 
+    takes_over = True
+
     def __init__(
         self,
         sparsity: float = 0.999,

@@ -28,6 +28,8 @@ _HIGHEST: Final = 15  # sums are kept below 2^15, so that rounding in between ca
 class HalfCodec(Codec):
     """Sums gradients as `fp16` or `bf16` numbers."""
 
+    keeps = False
+
     def __init__(self, kind: Literal["fp16", "bf16"]) -> None:
         super().__init__()
         if kind not in _TYPES:

@@ -61,6 +61,7 @@ class SparseCodec(Codec):
 
     def __init__(self, exchange: Literal["auto", "sparse", "dense"] = "auto") -> None:
         super().__init__()
+        self._in_use: Rule | None = None
         self._exchange = exchange  # anything but auto is for tests and measurements
         self._kept: dict[str, Kept] = {}
         self._group: EngineGroup | None = None
@@ -164,6 +165,7 @@ class SparseCodec(Codec):
         rule, kept = self.rule(part, share, group), self._kept.setdefault(part.name, Kept())
         kept.rest = of_size(kept.rest, part)
         kept.velocity = of_size(kept.velocity, part) if rule.momentum else None
+        self._in_use = rule  # it may hold the only reference to the numbers whose address goes to the native core
         return numbers_of(share, kept, rule)
 
     def _sum_small(self, small: Sequence[Part], bucket: Bucket, group: EngineGroup) -> Pending:

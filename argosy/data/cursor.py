@@ -24,6 +24,7 @@ class Position:
     total: int
     merged: int  # samples of the whole step, if its gradient is that of several batches: see `accumulate`
     closes: bool = True  # whether this batch is the last one of the step
+    opens: bool = True  # whether it is the first
     is_even: bool = False  # whether all workers have the same number of samples
 
 
@@ -83,6 +84,10 @@ class Cursor:
         Outside a distributed loader's loop all workers count the same.
         """
         return 1 / workers if self.at is None else self.at.samples / self.at.merged
+
+    def part(self, workers: int) -> float:
+        """How much of the batch in hand, the whole job's, is this worker's."""
+        return 1 / workers if self.at is None else self.at.samples / self.at.total
 
     @property
     def is_even(self) -> bool:

@@ -117,7 +117,18 @@ class Loader:
                     self._inside = (number, handed) if step + 1 < len(epoch) else None
                 samples = len(share.indices)
                 self._cursor.move(
-                    self, Position(number, step, len(epoch), samples, len(share.step), merged, closes, share.is_even)
+                    self,
+                    Position(
+                        number,
+                        step,
+                        len(epoch),
+                        samples,
+                        len(share.step),
+                        merged,
+                        closes,
+                        step % self._accumulate == 0,
+                        share.is_even,
+                    ),
                 )
                 yield batch if share.indices else emptied(batch)
                 if self._balance is not None and shares is not None:

@@ -65,6 +65,13 @@ class Average:
         for kept, live in self._pairs():
             torch._foreach_lerp_(kept, [_wide(tensor) for tensor in live], 1 - decay)
 
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Begin anew with the model's present parameters, which were loaded, say."""
+        self.updates = 0
+        for name, live in self._live.items():
+            self._kept[name].copy_(live)
+
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Within, the model holds its averaged parameters: to evaluate it, or to save it. Not to train it."""

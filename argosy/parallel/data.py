@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -36,12 +36,13 @@ from argosy.data.cursor import Cursor
 from argosy.parallel.buffers import Buffers
 from argosy.parallel.config import ReducerConfig
 from argosy.parallel.nothing import tolerate_empty_batches
+from argosy.parallel.passes import Member, SharedPasses
 from argosy.parallel.reducer import Reducer
 from argosy.parallel.sparse import sum_sparse
 from argosy.parallel.sync_batchnorm import Forward, synchronise_statistics
 
 
-class DataParallel:
+class DataParallel(Member):
     """Keeps one model's replicas the same on all workers of a group. `number` tells it from the job's other models."""
 
     def __init__(
@@ -53,7 +54,9 @@ class DataParallel:
         config: ReducerConfig | None = None,
         codec: Codec | None = None,
         accumulate: int = 1,
+        passes: SharedPasses | None = None,
     ) -> None:
+        """`passes`: those that the model shares with others that are reduced over the same group."""
         config = config or ReducerConfig()
         self.model, self.codec = model, codec
         self._group, self._cursor, self._number, self._accumulate = group, cursor, number, accumulate
@@ -61,9 +64,11 @@ class DataParallel:
         self._hooks: list[RemovableHandle | Forward] = []
         self._listening: dict[nn.Parameter, str] = {}
         self._sparse: set[nn.Parameter] = set()  # whose gradients have been sparse
-        self._passes: set[int] = set()
+        self._passes = passes or SharedPasses(group)
+        self._begun: tuple[int, int] | None = None  # the step that batches are being added up for
         self._quiet = False
         _refuse_unready(model)
+        _refuse_unseen(model, codec)
         check_agreement(f"the parameters and buffers of {type(model).__name__}", outline(model), group)
         for tensor in (*model.parameters(), *model.buffers()):
             broadcast_tensor(tensor, group)
@@ -71,14 +76,15 @@ class DataParallel:
         self.reducer: Reducer | None = None
         engine = cast(EngineGroup, group)
         if group.size > 1 or accumulate > 1:
-            # Statistics travel in the middle of backward, on the same group: gradients then wait until it has ended.
-            overlap = not config.sync_batchnorm
             bucket_bytes = round(config.bucket_mbytes * (1 << 20))
-            self.reducer = Reducer(engine, codec, bucket_bytes, overlap, accumulates=accumulate > 1)
+            self.reducer = Reducer(engine, codec, bucket_bytes, accumulates=accumulate > 1)
+        # Statistics travel in the middle of backward, on the same group: gradients then wait until it has ended.
+        self._overlaps = not config.sync_batchnorm
         if group.size > 1:
             self._hooks += tolerate_empty_batches(model, lambda: cursor.samples == 0)
             if config.sync_batchnorm:
                 self._hooks += synchronise_statistics(model, engine, lambda: cursor.share(group.size))
+        self._passes.join(self)
         self._listen()
         # A frozen parameter may be unfrozen during training: look again at every forward pass.
         self._hooks.append(model.register_forward_pre_hook(lambda *_: self._listen()))
@@ -87,6 +93,7 @@ class DataParallel:
         """Listen no more: the model is the script's alone again."""
         for hook in self._hooks:
             hook.remove()
+        self._passes.leave(self)
         if self.reducer is not None:
             self.reducer.close()
 
@@ -100,6 +107,7 @@ class DataParallel:
             self._quiet = before
 
     def _listen(self) -> None:
+        self._passes.look()
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and parameter not in self._listening:
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))
@@ -112,18 +120,11 @@ class DataParallel:
             self.reducer.lay_out(dense)
 
     def _arrived(self, parameter: Tensor) -> None:
-        """A gradient is there. The first one of a backward pass asks to be told when the pass has ended."""
+        """A gradient is there."""
         if self._quiet:
             return
-        autograd: Any = torch._C
-        this_pass = autograd._current_graph_task_id()
-        if this_pass not in self._passes:
-            self._passes.add(this_pass)
-            engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(lambda: self._ended(this_pass))
-            if self.codec is not None:
-                at = self._cursor.at
-                self.codec.begin_step(at.epoch + at.step / at.steps if at is not None else 0.0)
+        if self._passes.reach(self, self._cursor.closes):
+            self._begin()
         if self.reducer is None or parameter.grad is None:
             return
         closes = self._cursor.closes
@@ -135,8 +136,29 @@ class DataParallel:
                 f"dense ones; use sparse=False, or accumulate=1"
             )
 
-    def _ended(self, this_pass: int) -> None:
-        self._passes.discard(this_pass)
+    def _begin(self) -> None:
+        """The first gradient of a pass has come."""
+        at = self._cursor.at
+        if self._accumulate > 1 and at is None:
+            raise RuntimeError(
+                f"accumulate={self._accumulate} adds up batches of a distributed DataLoader, and this backward pass is "
+                f"outside the loop over one; give the DataLoader to fleet.distribute, or use fleet.no_sync()"
+            )
+        if self.codec is not None:
+            self.codec.begin_step(at.epoch + at.step / at.steps if at is not None else 0.0)
+        if self.reducer is not None:
+            self.reducer.overlap = self._overlaps and self._passes.has_one_model
+            if at is not None and at.opens and self._begun != (at.epoch, at.step):
+                self.reducer.drop()  # a step that was broken off
+            self._begun = (at.epoch, at.step) if at is not None else None
+
+    def aborted(self) -> None:
+        """Forget the gradients of a pass that has failed."""
+        if self.reducer is not None:
+            self.reducer.abort()
+
+    def ended(self) -> None:
+        """Reduce what a pass has left; or keep it, if more batches are to be added."""
         if not self._cursor.closes:
             self._cursor.keep_loss()
         elif self.reducer is not None:
@@ -159,7 +181,7 @@ class DataParallel:
         sparse_users = {parameter: next(users) for parameter in parameters}
         for place in reducer.places:
             # A codec may bring what it has kept of earlier steps.
-            if self.codec is not None and dense_users[place.parameter]:
+            if self.codec is not None and self.codec.keeps and dense_users[place.parameter]:
                 self._used.add(place.parameter)
             if dense_users[place.parameter] or place.parameter in self._used:
                 place.give()
@@ -168,7 +190,7 @@ class DataParallel:
         for parameter in (parameter for parameter in parameters if sparse_users[parameter]):
             self._sum_sparse(parameter, weight, alone=not dense_users[parameter])
         # Through `data`: a graph that is kept for another backward pass may hold the buffer, at the version it has.
-        self._average([buffer.data for buffer in buffers if next(users)], weight)
+        self._average([buffer.data for buffer in buffers if next(users)], self._cursor.part(self._group.size))
         self._buffers.note()
         reducer.settle_order()
         self._lay_out()
@@ -182,6 +204,11 @@ class DataParallel:
         name = self._listening[parameter]
         if not alone:
             raise RuntimeError(f"the gradient of {name} is sparse on some workers and dense on others")
+        if self.codec is not None and self.codec.takes_over:
+            raise NotImplementedError(
+                f"the gradient of {name} is sparse, and compress=dgc, which applies momentum and weight decay itself, "
+                f"takes dense ones; use sparse=False, or another codec"
+            )
         self._sparse.add(parameter)
         sum_sparse(parameter, weight, cast(EngineGroup, self._group))
 
@@ -243,6 +270,15 @@ def _refuse_unready(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise ValueError(f"parameter {name} has no shape yet; run one batch through the model before distribute")
+
+
+def _refuse_unseen(model: nn.Module, codec: Codec | None) -> None:
+    for name, parameter in model.named_parameters():
+        if codec is not None and codec.takes_over and parameter.dtype != torch.float32:
+            raise ValueError(
+                f"parameter {name} is {parameter.dtype}, and compress=dgc, which applies momentum and weight decay "
+                f"itself, takes torch.float32; use model.float(), or another codec"
+            )
 
 
 def _is_sparse(grad: Tensor | None, name: str) -> bool:

@@ -1,13 +1,23 @@
-"""The end of backward passes: when a model's gradients of one pass are all there."""
+"""Backward passes: when the gradients of one are all there, of one model, or of all that take part in it.
+
+[Note: several models]
+Operations of a group must be started in the same order by all its members. Of two models in one pass (a GAN's, an
+encoder and a decoder) one worker may see the gradients of the one first, and another worker those of the other, or none
+of them. So with several models nothing is started before the pass has ended; then the workers tell each other which
+models took part, and these are reduced in the order in which they were distributed.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+
+from argosy.comm.group import Group
 
 
 class Passes:
@@ -43,3 +53,73 @@ class Passes:
     def _end(self, this_pass: int) -> None:
         self._running.discard(this_pass)
         self._ended()
+
+
+class Member(ABC):
+    """A model whose gradients are reduced when a pass has ended."""
+
+    touched = False  # whether the pass under way has reached it
+
+    @abstractmethod
+    def ended(self) -> None:
+        """A pass that this worker or another has taken the model through is over."""
+
+    @abstractmethod
+    def aborted(self) -> None:
+        """The pass under way has failed, and will not end."""
+
+
+class SharedPasses:
+    """The backward passes of all models that are reduced over one group; see [Note: several models]."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._members: list[Member] = []
+        self._running: set[int] = set()
+
+    def join(self, member: Member) -> None:
+        """Add a model; all workers add theirs in the same order."""
+        self._members.append(member)
+
+    def leave(self, member: Member) -> None:
+        """Take a model out."""
+        self._members.remove(member)
+
+    @property
+    def has_one_model(self) -> bool:
+        """Whether gradients may be reduced before a pass has ended."""
+        return len(self._members) == 1
+
+    def reach(self, member: Member, closes: bool) -> bool:
+        """A gradient of a model has come; whether it is the model's first in this pass.
+
+        `closes` if workers meet when the pass has ended.
+        """
+        autograd: Any = torch._C
+        this_pass = autograd._current_graph_task_id()
+        if this_pass not in self._running:
+            self._running.add(this_pass)
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(lambda: self._end(this_pass, closes))
+        first, member.touched = not member.touched, True
+        return first
+
+    def look(self) -> None:
+        """A forward pass begins. If no backward pass is under way, those that have not ended have failed."""
+        autograd: Any = torch._C
+        if self._running and autograd._current_graph_task_id() == -1:
+            self._running.clear()
+            for member in self._members:
+                if member.touched:
+                    member.touched = False
+                    member.aborted()
+
+    def _end(self, this_pass: int, closes: bool) -> None:
+        self._running.discard(this_pass)
+        taking = torch.tensor([float(member.touched) for member in self._members])
+        if closes and not self.has_one_model:
+            self._group.all_reduce(taking, "max")
+        for member, takes_part in zip(list(self._members), taking.tolist(), strict=True):
+            member.touched = False
+            if takes_part:
+                member.ended()

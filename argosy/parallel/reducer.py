@@ -38,7 +38,7 @@ class Reducer:
         accumulates: bool = False,
     ) -> None:
         """`overlap=False` starts nothing before backward has ended; `accumulates` if buckets keep sums meanwhile."""
-        self._group, self._codec, self._bucket_bytes, self._overlap = group, codec, bucket_bytes, overlap
+        self._group, self._codec, self._bucket_bytes, self.overlap = group, codec, bucket_bytes, overlap
         self._accumulates = accumulates
         self._thread = ThreadPoolExecutor(1, "argosy codec") if codec is not None else None
         self._fillings: list[Filling] = []
@@ -71,15 +71,20 @@ class Reducer:
 
         Without a `weight`, on any worker, gradients are averaged; with one they are multiplied by it and added up.
         """
+        if parameter in self._arrived:
+            raise RuntimeError(
+                f"the gradient of {self._places[parameter][1].name} has come twice in one backward pass, as when "
+                f"reentrant checkpointing uses a parameter in several places; use checkpoint(..., use_reentrant=False)"
+            )
         self._averages = weight is None
         filling, place = self._places[parameter]
         place.take(weight)
         if not last:
             parameter.grad = None
-        elif parameter not in self._arrived:
+        else:
             self._arrived[parameter] = None
             filling.missing -= 1
-            if self._overlap:
+            if self.overlap:
                 self._start(whole=True)
 
     def finish(self, weight: float | None) -> set[nn.Parameter]:
@@ -97,9 +102,23 @@ class Reducer:
         self._started.clear()
         for filling in self._fillings:
             filling.missing = len(filling.places)
-            for place in filling.places:
-                place.holds = False
+        self.drop()
         return used
+
+    def abort(self) -> None:
+        """Forget a pass that has failed. What it has started is waited for: the others have started it too."""
+        for wait in self._started:
+            wait()
+        self._started.clear()
+        self._arrived.clear()
+        for filling in self._fillings:
+            filling.missing = len(filling.places)
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget what was added up."""
+        for place in self.places:
+            place.holds = False
 
     def settle_order(self) -> None:
         """After a pass: cut the buckets anew if gradients came in another order than they have. All call it."""

@@ -6,6 +6,7 @@ attached, in the order in which they must act on a step. What they remember goes
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,6 +31,7 @@ from argosy.parallel.config import ReducerConfig
 from argosy.parallel.data import DataParallel
 from argosy.parallel.local import LocalReplicas, Round
 from argosy.parallel.local_config import LocalConfig
+from argosy.parallel.passes import SharedPasses
 from argosy.parallel.training_config import TrainingConfig
 
 Tell = Callable[..., None]
@@ -57,6 +59,7 @@ class Training:
         self._averages: list[Average] = []
         self._rates: list[LearningRate] = []
         self._loader: Loader | None = None
+        self._passes = SharedPasses(group)
         self._leaving = ExitStack()
 
     def close(self) -> None:
@@ -82,7 +85,9 @@ class Training:
             codec = make_codec(self._config.part(CompressConfig)) if self._group.size > 1 else None
             self._codecs += [codec] if codec is not None else []
             reducer = self._config.part(ReducerConfig)
-            parallel = DataParallel(model, self._group, self._cursor, number, reducer, codec, self._accumulate)
+            parallel = DataParallel(
+                model, self._group, self._cursor, number, reducer, codec, self._accumulate, self._passes
+            )
             self._leaving.callback(parallel.close)
             self._parallel.append(parallel)
 
@@ -98,6 +103,11 @@ class Training:
         self._add_rate(optimizer)
         decay = self._config.decay()
         if decay is not None:
+            if not trained:
+                raise RuntimeError(
+                    f"average={self._config.average} follows the models that an optimizer trains, and none of its "
+                    f"parameters is in a distributed model: distribute the model with the optimizer, or before it"
+                )
             for model in trained:
                 average = Average(model, decay).attach(optimizer)
                 self._leaving.callback(average.close)
@@ -119,7 +129,7 @@ class Training:
     @property
     def bytes_sent(self) -> int:
         """What codecs and rounds of this worker have handed over so far."""
-        return sum(each.bytes_sent for each in (*self._codecs, *self._local))
+        return sum(codec.bytes_sent for codec in self._codecs) + sum(each.bytes_sent for each in self._local)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -182,8 +192,9 @@ class Training:
             else:
                 fate = f"of which compress={self._config.compress} can make nothing: it is left out"
                 warnings.warn(f"the checkpoint has what compress={kept['name']} held back, {fate}", stacklevel=3)
-        for average, kept in zip(self._averages, state.get("averages", []), strict=False):
-            average.load_state_dict(kept)
+        for average, kept in itertools.zip_longest(self._averages, state.get("averages", [])):
+            if average is not None:
+                average.load_state_dict(kept) if kept is not None else average.restart()
         active = [rate for rate in self._rates if rate.active]
         for rate, kept in zip(active, state.get("rates", []), strict=False):
             rate.load_state_dict(kept)

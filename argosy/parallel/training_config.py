@@ -24,6 +24,7 @@ class TrainingConfig(ReducerConfig, CompressConfig, OptimConfig, LocalConfig):
                     self.precision == "fp16",
                     "decides by gradients that all share whether a step is skipped",
                 ),
+                "average": (self.average != "none", "follows parameters that are the same on all workers"),
                 "sync_batchnorm": (self.sync_batchnorm, "meets in every step"),
             }
             for name, (chosen, reason) in reasons.items():

@@ -17,6 +17,7 @@ from argosy.compress.codec import Bucket, Codec
 from argosy.data.cursor import Cursor, Position
 from argosy.parallel.config import ReducerConfig
 from argosy.parallel.data import DataParallel
+from argosy.parallel.passes import SharedPasses
 
 SHARES = {2: [3, 5], 3: [4, 0, 3]}  # samples of each worker; one has none
 TINY = ReducerConfig(bucket_mbytes=0.0005)
@@ -25,7 +26,7 @@ TINY = ReducerConfig(bucket_mbytes=0.0005)
 def at(
     samples: int, total: int, merged: int | None = None, closes: bool = True, step: int = 0, is_even: bool = False
 ) -> Position:
-    return Position(0, step, 9, samples, total, merged or total, closes, is_even)
+    return Position(0, step, 9, samples, total, merged or total, closes, merged is None or step == 0, is_even)
 
 
 class Together:
@@ -38,7 +39,8 @@ class Together:
         self.cursor = Cursor()
         self.shares = SHARES[place.size]
         self.model, self.alone = model, copy.deepcopy(model)
-        self.parallel = DataParallel(model, self.group, self.cursor, 0, config, codec)
+        self.passes = SharedPasses(self.group)
+        self.parallel = DataParallel(model, self.group, self.cursor, 0, config, codec, passes=self.passes)
 
     def mine(self, whole: Tensor) -> Tensor:
         begin = sum(self.shares[: self.group.rank])
@@ -326,3 +328,91 @@ def check_compiled(place: Place) -> None:
 
 def test_a_compiled_model_and_clipping_by_the_global_norm() -> None:
     run(check_compiled, 2)
+
+
+class Halves(nn.Module):
+    """Two layers, the first of which only some workers use."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.sometimes, self.always = nn.Linear(30, 30, bias=False), nn.Linear(30, 30, bias=False)
+
+    def forward(self, x: Tensor, use: bool) -> Tensor:
+        return self.always(self.sometimes(x) if use else x)
+
+
+def check_two_models(place: Place, codec: Codec | None) -> None:
+    both = Together(place, Halves(1), codec=codec)
+    other = Halves(2)
+    alone = copy.deepcopy(other)
+    second = DataParallel(other, both.group, both.cursor, 1, TINY, Telling() if codec else None, passes=both.passes)
+    both.shares = [4, 4]
+    whole = torch.randn(8, 30, generator=torch.Generator().manual_seed(0))
+    for step in range(3):
+        both.begin(step=step)
+        use = place.rank == 1
+        both.model(other(both.mine(whole), use), True).square().mean().backward()
+        for rank, part in enumerate(whole.chunk(2)):
+            (both.alone(alone(part, rank == 1), True).square().mean() / 2).backward()
+        both.check()
+        torch.testing.assert_close(other.always.weight.grad, alone.always.weight.grad, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(other.sometimes.weight.grad, alone.sometimes.weight.grad, atol=1e-6, rtol=1e-5)
+        both.zero_grad()
+        other.zero_grad()
+        alone.zero_grad()
+    second.close()
+    both.parallel.close()
+
+
+@pytest.mark.parametrize("codec", [None, Telling()])
+def test_two_models_in_one_pass_that_workers_see_in_another_order(codec: Codec | None) -> None:
+    run(check_two_models, 2, codec)
+
+
+def check_failed_pass(place: Place) -> None:
+    both = Together(place, net())
+    both.begin()
+    handle = both.model[0].weight.register_hook(_fail)
+    with pytest.raises(ArithmeticError):
+        squares(both.model, both.mine(batch(1)[: sum(both.shares)])).backward()
+    handle.remove()
+    both.model.zero_grad()
+    for step in range(1, 3):
+        both.backward(squares, batch()[: sum(both.shares)], step=step)
+        both.check()
+        both.zero_grad()
+
+
+def _fail(_: Tensor) -> None:
+    raise ArithmeticError("as a script's own hook may")
+
+
+def test_a_pass_that_fails_leaves_nothing_behind() -> None:
+    run(check_failed_pass, 2)
+
+
+def check_buffers(place: Place) -> None:
+    torch.manual_seed(6)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, momentum=1.0), nn.Linear(8, 1))
+    both = Together(place, model)
+    both.parallel.close()
+    both.parallel = DataParallel(model, both.group, both.cursor, 0, TINY, accumulate=2)
+    both.shares = [4, 4]
+    for number in range(2):
+        part = batch(number)[:8] + 5
+        both.begin(merged=16, closes=number == 1, step=number)
+        squares(both.model, both.mine(part)).backward()
+    # With momentum 1, the running mean is the last batch's.
+    expected = model[0](part).mean(0)
+    torch.testing.assert_close(model[1].running_mean, expected, atol=1e-5, rtol=1e-5)
+    both.begin(merged=16, closes=False, step=0)
+    squares(both.model, both.mine(batch(3)[:8])).backward()  # a step that is broken off
+    both.model.zero_grad()
+    both.cursor.leave(both, 0)
+    both.alone.zero_grad()
+    assert all(parameter.grad is None for parameter in both.model.parameters())
+
+
+def test_accumulated_batches_leave_the_statistics_of_whole_batches() -> None:
+    run(check_buffers, 2)

@@ -83,6 +83,7 @@ def test_what_parts_remember_goes_on_with_another_number_of_workers(tmp_path: Pa
     [
         ("sync=local:4 compress=int8", "replicas train alone under sync=local:4"),
         ("sync=diloco:8 precision=fp16", "precision decides by gradients that all share"),
+        ("sync=local:4 average=ema:0.9", "average follows parameters that are the same on all workers"),
         ("sync=local:4 accumulate=2", "no gradients to reduce less often"),
         ("compress=dgc precision=fp16", "use precision=bf16"),
         ("compress=zip", "expected one of none, fp16, bf16"),
