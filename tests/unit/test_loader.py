@@ -190,7 +190,7 @@ def test_the_cursor_is_at_the_batch_in_hand() -> None:
     for epoch in range(2):
         seen = [(cursor.at, cursor.weight, cursor.samples) for _ in loader]
         assert seen == [
-            (Position(epoch, step=0, steps=2, samples=2, total=4, merged=4), 2, 2),
+            (Position(epoch, step=0, steps=2, samples=2, total=4, merged=4, is_even=True), 2, 2),
             (Position(epoch, step=1, steps=2, samples=0, total=1, merged=1), 0, 0),
         ]
         assert (cursor.at, cursor.samples) == (None, 1)
