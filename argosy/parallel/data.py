@@ -25,10 +25,8 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from argosy.comm.agree import check_agreement
 from argosy.comm.engine import EngineGroup
 from argosy.comm.group import Group
 from argosy.compress.codec import Codec
@@ -38,6 +36,7 @@ from argosy.parallel.config import ReducerConfig
 from argosy.parallel.nothing import tolerate_empty_batches
 from argosy.parallel.passes import Member, SharedPasses
 from argosy.parallel.reducer import Reducer
+from argosy.parallel.replicas import broadcast_tensor, make_alike
 from argosy.parallel.sparse import sum_sparse
 from argosy.parallel.sync_batchnorm import Forward, synchronise_statistics
 
@@ -67,11 +66,8 @@ class DataParallel(Member):
         self._passes = passes or SharedPasses(group)
         self._begun: tuple[int, int] | None = None  # the step that batches are being added up for
         self._quiet = False
-        _refuse_unready(model)
         _refuse_unseen(model, codec)
-        check_agreement(f"the parameters and buffers of {type(model).__name__}", outline(model), group)
-        for tensor in (*model.parameters(), *model.buffers()):
-            broadcast_tensor(tensor, group)
+        make_alike(model, group)
         self._buffers = Buffers(model)
         self.reducer: Reducer | None = None
         engine = cast(EngineGroup, group)
@@ -248,28 +244,6 @@ class DataParallel(Member):
             self._group.all_reduce(flat)
             for member, part in zip(members, flat.split([member.numel() for member in members]), strict=True):
                 member.copy_(part.view_as(member))
-
-
-def broadcast_tensor(tensor: Tensor, group: Group) -> None:
-    """Replace a tensor of any type and device by that of rank 0."""
-    if tensor.numel() == 0 or group.size == 1:
-        return
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    group.broadcast(raw)
-    with torch.no_grad():
-        tensor.copy_(raw.view(tensor.dtype).view(tensor.shape))
-
-
-def outline(model: nn.Module) -> list[str]:
-    """The names, shapes and types of a model's tensors: what replicas must have in common."""
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return [f"{name} {tuple(value.shape)} {value.dtype}" for name, value in tensors.items()]
-
-
-def _refuse_unready(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if is_lazy(parameter):
-            raise ValueError(f"parameter {name} has no shape yet; run one batch through the model before distribute")
 
 
 def _refuse_unseen(model: nn.Module, codec: Codec | None) -> None:

@@ -24,21 +24,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from argosy.comm.agree import check_agreement
 from argosy.comm.group import Group
 from argosy.compress.codec import Codec
 from argosy.data.cursor import Cursor
 from argosy.parallel.buffers import Buffers
-from argosy.parallel.data import broadcast_tensor, outline
 from argosy.parallel.local_config import LocalConfig, Rounds
 from argosy.parallel.nothing import tolerate_empty_batches
 from argosy.parallel.outer import Averaging, Mean, Nesterov, Outer
 from argosy.parallel.passes import Passes
 from argosy.parallel.period import Period
+from argosy.parallel.replicas import broadcast_tensor, make_alike
 
 
 @dataclass(frozen=True)
@@ -73,10 +71,7 @@ class LocalReplicas:
         self.rounds = 0
         self._period = Period(self._plan.period, adapts=self._plan.kind == "adaptive")
         self._counting: Optimizer | None = None
-        _refuse_unready(model)
-        check_agreement(f"the parameters and buffers of {type(model).__name__}", outline(model), group)
-        for tensor in (*model.parameters(), *model.buffers()):
-            broadcast_tensor(tensor, group)
+        make_alike(model, group)
         self._buffers = Buffers(model)
         self._spared: list[tuple[Tensor, Tensor]] = []
         self._averaging = Averaging(group)
@@ -282,9 +277,3 @@ def _codec(plan: Rounds) -> Codec | None:
 
 def _has_mean(buffer: Tensor) -> bool:
     return buffer.is_floating_point() or buffer.is_complex()
-
-
-def _refuse_unready(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if is_lazy(parameter):
-            raise ValueError(f"parameter {name} has no shape yet; run one batch through the model before distribute")

@@ -11,13 +11,36 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from argosy.comm.group import Group
+
+_NONE: Final = -1  # no backward pass is under way
+
+
+def at_end_of_pass(running: set[int], ended: Callable[[], None]) -> None:
+    """From within a backward pass, have `ended` called once when it is over; `running` has those not over yet."""
+    this_pass = _this_pass()
+    if this_pass in running:
+        return
+    running.add(this_pass)
+
+    def end() -> None:
+        running.discard(this_pass)
+        ended()
+
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(end)
+
+
+def _this_pass() -> int:
+    autograd: Any = torch._C
+    number: int = autograd._current_graph_task_id()
+    return number
 
 
 class Passes:
@@ -43,16 +66,7 @@ class Passes:
                 self._listening.add(parameter)
 
     def _arrived(self, _: Tensor) -> None:
-        autograd: Any = torch._C
-        this_pass = autograd._current_graph_task_id()
-        if this_pass not in self._running:
-            self._running.add(this_pass)
-            engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(lambda: self._end(this_pass))
-
-    def _end(self, this_pass: int) -> None:
-        self._running.discard(this_pass)
-        self._ended()
+        at_end_of_pass(self._running, self._ended)
 
 
 class Member(ABC):
@@ -95,27 +109,20 @@ class SharedPasses:
 
         `closes` if workers meet when the pass has ended.
         """
-        autograd: Any = torch._C
-        this_pass = autograd._current_graph_task_id()
-        if this_pass not in self._running:
-            self._running.add(this_pass)
-            engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(lambda: self._end(this_pass, closes))
+        at_end_of_pass(self._running, lambda: self._end(closes))
         first, member.touched = not member.touched, True
         return first
 
     def look(self) -> None:
         """A forward pass begins. If no backward pass is under way, those that have not ended have failed."""
-        autograd: Any = torch._C
-        if self._running and autograd._current_graph_task_id() == -1:
+        if self._running and _this_pass() == _NONE:
             self._running.clear()
             for member in self._members:
                 if member.touched:
                     member.touched = False
                     member.aborted()
 
-    def _end(self, this_pass: int, closes: bool) -> None:
-        self._running.discard(this_pass)
+    def _end(self, closes: bool) -> None:
         taking = torch.tensor([float(member.touched) for member in self._members])
         if closes and not self.has_one_model:
             self._group.all_reduce(taking, "max")

@@ -14,7 +14,6 @@ thread of its own, bucket after bucket.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -47,7 +46,6 @@ class Reducer:
         self._started: list[Callable[[], object]] = []  # what to call to wait for each bucket
         self._ordered = False
         self._averages = False
-        self.exposed_seconds = 0.0  # that backward has waited for sums, in all
 
     def close(self) -> None:
         """End the thread."""
@@ -94,11 +92,9 @@ class Reducer:
             if place.parameter not in self._arrived:
                 place.take(weight)
         used = {place.parameter for place in self.places if place.holds}
-        began = time.perf_counter()
         self._start(whole=False)
         for wait in self._started:
             wait()
-        self.exposed_seconds += time.perf_counter() - began
         self._started.clear()
         for filling in self._fillings:
             filling.missing = len(filling.places)

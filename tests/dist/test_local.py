@@ -243,7 +243,6 @@ def test_an_adaptive_period_is_the_same_everywhere_and_follows_the_rule(two: Run
 
 
 def test_quantised_differences_are_fewer_bytes_and_the_same_everywhere() -> None:
-    pytest.importorskip("argosy.compress.quantised")
     ranks = run(all_trained, 2, QUANTISED)
     quantised, plain = ranks[0]["int4"], ranks[0]["whole"]
     assert len({told["int4"]["end"] for told in ranks}) == 1
@@ -328,7 +327,6 @@ def test_training_continues_on_another_number_of_workers(tmp_path: Path) -> None
 
 
 def test_what_quantising_still_owes_is_kept(tmp_path: Path) -> None:
-    pytest.importorskip("argosy.compress.quantised")
     saved_and_resumed(tmp_path / "net", "diloco:3:int4", "small")
 
 
