@@ -9,17 +9,16 @@ models that are trained with Adam. With Adam's moments m and v, corrected for ha
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import ParamsT
 
-from argosy.optim.trust import Batch, batches, norms, ratio, refuse_unless, run, state_of
+from argosy.optim.trust import Batch, LayerWise, norms, ratio, refuse_unless, state_of
 
 
-class LAMB(Optimizer):
+class LAMB(LayerWise):
     """Layer-wise adaptive moments: AdamW for large batches of text.
 
     `trust_max`: the ratio |w| / |r| never exceeds it; None leaves it as it is.
@@ -60,15 +59,6 @@ class LAMB(Optimizer):
             "exclude_1d": exclude_1d,
         }
         super().__init__(params, options)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step; parameters without a gradient stay as they are."""
-        loss = run(closure)
-        for group in self.param_groups:
-            for batch in batches(group, "LAMB"):
-                self._step(group, batch)
-        return loss
 
     def _step(self, group: dict[str, Any], batch: Batch) -> None:
         steps = self._adam(group, batch)

@@ -12,17 +12,16 @@ As in the paper the learning rate is inside the momentum: what has been gathered
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import ParamsT
 
-from argosy.optim.trust import Batch, batches, norms, ratio, refuse_unless, run, state_of
+from argosy.optim.trust import Batch, LayerWise, norms, ratio, refuse_unless, state_of
 
 
-class LARS(Optimizer):
+class LARS(LayerWise):
     """Layer-wise adaptive rate scaling: SGD for large batches of images.
 
     `trust_coefficient` is the paper's eta: how far a layer may go, in parts of its own norm, at a learning rate of 1.
@@ -63,15 +62,6 @@ class LARS(Optimizer):
             "exclude_1d": exclude_1d,
         }
         super().__init__(params, options)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step; parameters without a gradient stay as they are."""
-        loss = run(closure)
-        for group in self.param_groups:
-            for batch in batches(group, "LARS"):
-                self._step(group, batch)
-        return loss
 
     def _step(self, group: dict[str, Any], batch: Batch) -> None:
         decay, momentum = group["weight_decay"], group["momentum"]

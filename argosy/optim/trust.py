@@ -7,6 +7,7 @@ foreach call, one stack, and all ratios are computed in a few operations.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 _CACHED: Final = 1 << 17  # of four lists, parameters to steps: about what a core's own cache holds
 
@@ -25,6 +27,25 @@ class Batch:
     adapted: bool
     parameters: list[Tensor]
     gradients: list[Tensor]
+
+
+class LayerWise(Optimizer):
+    """An optimizer that steps whole batches of parameters."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step; parameters without a gradient stay as they are."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for batch in batches(group, type(self).__name__):
+                self._step(group, batch)
+        return loss
+
+    @abstractmethod
+    def _step(self, group: dict[str, Any], batch: Batch) -> None: ...
 
 
 def batches(group: dict[str, Any], optimizer: str) -> Iterator[Batch]:
@@ -73,7 +94,7 @@ def ratio(above: Tensor, below: Tensor, eps: float = 0.0) -> Tensor:
     return torch.where((above > 0) & (below > 0), above / (below + eps), torch.ones_like(above))
 
 
-def state_of(optimizer: torch.optim.Optimizer, parameters: list[Tensor], *names: str) -> list[list[Tensor]]:
+def state_of(optimizer: Optimizer, parameters: list[Tensor], *names: str) -> list[list[Tensor]]:
     """By name, what the optimizer keeps for each parameter; zeros where it has kept nothing yet."""
     kept: dict[str, list[Tensor]] = defaultdict(list)
     for parameter in parameters:
@@ -83,14 +104,6 @@ def state_of(optimizer: torch.optim.Optimizer, parameters: list[Tensor], *names:
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
             kept[name].append(state[name])
     return [kept[name] for name in names]
-
-
-def run(closure: Callable[[], float] | None) -> float | None:
-    """The loss of a closure, which runs with gradients even inside a step."""
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
 
 
 def refuse_unless(holds: bool, name: str, value: object, need: str) -> None:
