@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from serving import Operation, Seat, serve
-from torch_tensors import all_reduce_of
+from torch_tensors import all_reduce_of, meet
 
 from argosy.comm.config import CommConfig
 from argosy.comm.engine import EngineGroup
@@ -18,10 +16,7 @@ from argosy.control.secret import Secret
 
 def main() -> None:
     seat = Seat.from_arguments()
-    torch.set_num_threads(1)
-    where, port = seat.store.rsplit(":", 1)
-    patience = timedelta(seconds=60)
-    store = dist.TCPStore(where, int(port), seat.size, is_master=seat.rank == 0, timeout=patience)
+    store = meet(seat)
     secret = Secret.from_hex(os.environ["ARGOSY_SECRET"])
     groups: dict[str, EngineGroup] = {}
 

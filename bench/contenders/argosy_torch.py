@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from serving import Operation, Seat, serve
-from torch_tensors import all_reduce_of
+from torch_tensors import PATIENCE, all_reduce_of, meet
 
 import argosy
 
 
 def main() -> None:
     seat = Seat.from_arguments()
-    torch.set_num_threads(1)
-    where, port = seat.store.rsplit(":", 1)
-    patience = timedelta(seconds=60)
-    store = dist.TCPStore(where, int(port), seat.size, is_master=seat.rank == 0, timeout=patience)
+    store = meet(seat)
     if seat.host_id is not None:
         os.environ["ARGOSY_HOST_ID"] = seat.host_id
     argosy.register_backend()
-    dist.init_process_group("argosy", store=store, rank=seat.rank, world_size=seat.size, timeout=patience)
+    dist.init_process_group("argosy", store=store, rank=seat.rank, world_size=seat.size, timeout=PATIENCE)
 
     def make(wanted: dict[str, Any]) -> Operation:
         tensor = torch.zeros(wanted["bytes"] // 4, dtype=torch.float32)

@@ -1,12 +1,23 @@
-"""The operation of contenders that reduce torch tensors in place: filled, checked once, then timed."""
+"""What contenders on torch share: the store where they meet, and the operation of those that reduce in place."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 import torch
-from serving import Operation
+import torch.distributed as dist
+from serving import Operation, Seat
 from torch import Tensor
+
+PATIENCE = timedelta(seconds=60)
+
+
+def meet(seat: Seat) -> dist.Store:
+    """The store of a crew, which rank 0 serves; each worker has one thread."""
+    torch.set_num_threads(1)
+    where, port = seat.store.rsplit(":", 1)
+    return dist.TCPStore(where, int(port), seat.size, is_master=seat.rank == 0, timeout=PATIENCE)
 
 
 def all_reduce_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -10,15 +9,13 @@ import torch.distributed as dist
 from models import step_of, task
 from serving import Operation, Seat, serve
 from torch.nn.parallel import DistributedDataParallel
+from torch_tensors import PATIENCE, meet
 
 
 def main() -> None:
     seat = Seat.from_arguments()
-    torch.set_num_threads(1)
-    where, port = seat.store.rsplit(":", 1)
-    patience = timedelta(seconds=60)
-    store = dist.TCPStore(where, int(port), seat.size, is_master=seat.rank == 0, timeout=patience)
-    dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.size, timeout=patience)
+    store = meet(seat)
+    dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.size, timeout=PATIENCE)
 
     def make(wanted: dict[str, Any]) -> Operation:
         job = task(wanted["model"], wanted["batch"], seat.rank)

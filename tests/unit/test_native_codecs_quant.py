@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import codec_reference as reference
 import pytest
 import torch
@@ -14,17 +12,9 @@ from torch import Tensor
 from argosy import _native
 
 ISAS = _native.instruction_sets()
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 BITS = [8, 4, 1]
 FILLER = 0xAA  # around what is written, to see a write beyond it
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    """For tensors this small, torch's threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

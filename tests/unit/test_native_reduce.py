@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -30,17 +29,9 @@ HALVES = ["bf16", "f16"]
 INTEGERS = [name for name in DTYPES if name not in FLOATS]
 COMBINATIONS = [*itertools.product(OPS, DTYPES), *itertools.product(BITWISE, INTEGERS)]
 ISAS = _native.instruction_sets()
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 COUNTS = [0, 1, 7, 64, 1000, 4097]
 FILLER = 0xAA  # around each buffer, to see a write beyond it
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    """For tensors this small, torch's threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def bits(values: torch.Tensor) -> torch.Tensor:

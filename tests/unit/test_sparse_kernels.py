@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -14,16 +12,8 @@ from torch import Tensor
 from argosy import _native
 
 ISAS = _native.instruction_sets()
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 NAN = float("nan")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    """For tensors this small, torch's threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def numbers(kind: str, count: int, seed: int) -> Tensor:
