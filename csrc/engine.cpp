@@ -282,7 +282,10 @@ void Engine::throw_late(int peer, double timeout_seconds, bool in_collective) {
     who = "rank " + std::to_string(peer) + " (which is stopped)";
     first = peer;
   }
-  const std::string silent = keeper_.silent(&first);
+  int mute = -1;
+  const std::string silent = keeper_.silent(&mute);
+  // Who has merely not come may wait for the silent one too, and is not to blame.
+  if (mute >= 0 && !crew_.is_stopped(first)) first = mute;
   if (!silent.empty()) who += (who.empty() ? "" : ", ") + silent;
   if (who.empty()) who = peer >= 0 ? "rank " + std::to_string(peer) : "its peers";
   throw Failure(Failure::Kind::timeout, first >= 0 ? first : peer,

@@ -260,6 +260,10 @@ class EngineGroup(Group):
         """Leave the group, after the operations that were started. Calling it twice is harmless."""
         self._engine.close()
 
+    def drop(self) -> None:
+        """Leave the group at once: operations under way fail."""
+        self._engine.drop()
+
     def _run(
         self,
         wait: bool,

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final, NoReturn, cast
@@ -40,6 +41,12 @@ class _Left:
         raise Aborted(f"{operation}: this process has left the group; dist.destroy_process_group was called")
 
 
+def _end(engine: EngineGroup, watcher: Watcher) -> None:
+    """Before the interpreter ends, the watcher does: torch's futures abort a process that has none to return to."""
+    engine.drop()
+    watcher.close(patience_seconds=2)
+
+
 class TorchGroup(ProcessGroup):
     """A group without operations. Made with the engine's group, which it leaves when torch destroys it."""
 
@@ -55,6 +62,7 @@ class TorchGroup(ProcessGroup):
         self._nccl: Any = None
         self._monitored = 0
         self._name, self._description = "", "undefined"
+        self._at_exit = weakref.finalize(self, _end, engine, self._watcher)
 
     # Without the names, DeviceMesh and FSDP2 fail.
 
@@ -95,6 +103,7 @@ class TorchGroup(ProcessGroup):
 
     def shutdown(self) -> None:
         """Leave the group; `dist.destroy_process_group` calls it."""
+        self._at_exit.detach()
         self._engine.close()
         self._watcher.close()
         # DTensor's caches keep groups until the interpreter ends: not the engine, which is native, too.

@@ -187,11 +187,12 @@ class Watcher:
         """Whether this is called on the watching thread, by a callback of a future."""
         return threading.current_thread() is self._thread
 
-    def close(self) -> None:
+    def close(self, patience_seconds: float | None = None) -> None:
         """Wait for what is watched, and end the thread."""
         if self._thread is not None:
             self._queue.put(None)
-            self._thread.join()
+            if not self.is_current():
+                self._thread.join(patience_seconds)
             self._thread = None
 
     def _run(self) -> None:

@@ -23,9 +23,9 @@ def steps_of(weight: nn.Parameter, optimizer: Optimizer, count: int, after: Any 
     """How far each step moves a weight whose gradient is 1: the learning rate that the step has used."""
     moved = []
     for _ in range(count):
-        before = float(weight)
+        before = weight.item()
         optimizer.step()
-        moved.append(before - float(weight))
+        moved.append(before - weight.item())
         if after is not None:
             after()
     return moved
