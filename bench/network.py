@@ -3,6 +3,9 @@
 A limit holds for each host's link and each direction by itself: the host's own end shapes what it sends, the other end
 what it receives. tbf, because it is in every kernel. Its burst is what a link lets through at once after a rest: a
 small one keeps short transfers honest. Its queue is long, so that nothing is dropped.
+
+A veth hands a packet over on the core that happens to send it, and packets that leave on two cores overtake each other,
+which TCP takes for a loss. Hence packets are steered: all of a connection to the same core.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from contextlib import contextmanager
 from crew import Place
 
 DEVICE = "eth0"  # of every host
+CORES = f"{(1 << min(os.cpu_count() or 1, 32)) - 1:x}"  # as a mask
+STEER = f"for queue in /sys/class/net/*/queues/rx-*; do echo {CORES} > $queue/rps_cpus || exit 1; done"
 
 
 class NoNetwork(Exception):
@@ -57,6 +62,8 @@ def network(hosts: int, per_host: int, mbits: float | None, congestion: str = ""
                 _limit(name, DEVICE, mbits)
                 if hosts > 2:
                     _limit(switch, f"port{number}", mbits)
+        for name in made:
+            _run("ip", "netns", "exec", name, "sh", "-c", STEER)
         yield [
             Place(("ip", "netns", "exec", name), f"10.214.9.{number + 1}", name)
             for number, name in enumerate(names)

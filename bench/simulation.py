@@ -3,6 +3,9 @@
 Hosts are namespaces whose links are slow enough that the network, and not this machine's cores, decides. What the
 simulation is told about the links is measured in the same run with plain sockets, never fitted to our own times.
 
+What is simulated is one operation that all ranks begin at once. So a barrier follows each that is measured: back to
+back, ranks drift apart, and messages of different operations meet on a link.
+
 The congestion control is Reno's, which namespaces may always use, and which sends what the link takes. BBR, the default
 of some machines, paces a connection by what it has seen of it in the last seconds: where partners change from round to
 round (halving-doubling, binary blocks) it left the links idle for up to 30 % of the time, which no simulation of links
@@ -65,7 +68,7 @@ def entries(hosts: int, per_host: int, sizes: Sequence[int]) -> list[Entry]:
     return [
         Entry(PING, wire, [1], {"way": "ping"}, ends),
         Entry(STREAM, wire, [STREAM_BYTES], {"way": "stream"}, ends),
-        *(Entry(name, ours, sizes, {"algorithm": name}) for name in names),
+        *(Entry(name, ours, sizes, {"algorithm": name, "in_step": True}) for name in names),
     ]
 
 

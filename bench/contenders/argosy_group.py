@@ -1,4 +1,7 @@
-"""Argosy's own group: tensors that it allocated (`group.empty`), reduced in place, by the algorithm asked for."""
+"""Argosy's own group: tensors that it allocated (`group.empty`), reduced in place, by the algorithm asked for.
+
+Operations that are `in_step` are followed by a barrier each, so that all ranks begin them at once.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,13 @@ def main() -> None:
     def make(wanted: dict[str, Any]) -> Operation:
         group = join(wanted.get("algorithm", "auto"))
         tensor = group.empty(wanted["bytes"] // 4, dtype=torch.float32)
-        return all_reduce_of(tensor, seat.rank, seat.size, lambda x: group.all_reduce(x, "sum"), group.barrier)
+
+        def reduce(tensor: torch.Tensor) -> None:
+            group.all_reduce(tensor, "sum")
+            if wanted.get("in_step"):
+                group.barrier()
+
+        return all_reduce_of(tensor, seat.rank, seat.size, reduce, group.barrier)
 
     def leave() -> None:
         for group in groups.values():
