@@ -40,6 +40,7 @@ from argosy.observe.folder import events_file, new_run_folder
 from argosy.observe.meter import Meter
 from argosy.observe.progress import progress_on
 from argosy.observe.warned import Warned
+from argosy.parallel.memory import keep_freed_memory
 from argosy.parallel.training import Training
 from argosy.parallel.training_config import TrainingConfig
 from argosy.strategy import Strategy
@@ -62,6 +63,7 @@ def init(strategy: Strategy | str | Path | None = None, *, run_folder: str | Pat
     job = Job.from_environment(os.environ)
     chosen = Strategy.agreed(strategy, job.strategy)
     chosen.check_workers(job.world)
+    keep_freed_memory()
     with ExitStack() as leaving:
         group = join_world(job, chosen.part(CommConfig), leaving)
         return Fleet(job, chosen, group, _shared_folder(job, group, run_folder), leaving.pop_all())

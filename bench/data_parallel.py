@@ -6,6 +6,7 @@ train the same and do not talk, and what a second worker is worth by one that tr
 
 from __future__ import annotations
 
+import os
 import secrets
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from crew import Contender, Place
 from harness import Claim, Report, Value, claim, ratio, spread, versus
 from rounds import Entry, Plan, measure
 from suite import Part, main
+
+from argosy.parallel.memory import memory_variables
 
 OURS, DDP, SILENT, ALONE = "Argosy", "DDP on Gloo", "two workers that do not talk", "one worker"
 
@@ -48,6 +51,7 @@ def argosy(name: str = OURS, strategy: str = "") -> Contender:
     """Us, with a strategy."""
     runs = tempfile.mkdtemp(prefix="argosy-bench-")
     environment = {"ARGOSY_SECRET": secrets.token_hex(32), "BENCH_RUNS": runs, "BENCH_STRATEGY": strategy}
+    environment |= memory_variables(os.environ)  # as `argosy run` sets it
     return Contender(name, "train_argosy.py", environment=environment)
 
 

@@ -29,6 +29,7 @@ from argosy.launch.threads import thread_variables
 from argosy.launch.worker import Worker
 from argosy.observe.events import Event, record_end
 from argosy.observe.folder import events_file, log_file, new_run_folder
+from argosy.parallel.memory import memory_variables
 from argosy.strategy import ConfigError, Strategy
 
 _GRACE_SECONDS = 3.0  # between asking workers to end and making them
@@ -189,7 +190,8 @@ class Launcher:
             f"{_count(place.world, 'worker')}{where}, {_count(each, 'thread')} each; logs and events in {self._folder}/"
         )
         # What an outer job told this process is not for the workers of this one.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("ARGOSY_")} | threads
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("ARGOSY_")}
+        environment |= threads | memory_variables(os.environ)
         interface = interface_towards(*parse_address(address))
         if interface is not None:
             environment.setdefault("GLOO_SOCKET_IFNAME", interface)

@@ -1,0 +1,43 @@
+"""What the C library does with the memory that a training step frees.
+
+A step allocates and frees its gradients, and as much again for activations. By default glibc gives such memory back to
+the system, which hands it out anew page by page and zeroed in the next step: of the step of an MLP with 25 million
+parameters this was a third (156 ms; 109 ms if memory is kept, 94 ms in pages of 2 MiB). So workers keep what they have
+had. Pages of 2 MiB, for which a process must be started with the setting, come with `argosy run`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping
+from typing import Final
+
+_TUNED_BY: Final = ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
+_ALLOCATORS: Final = ("jemalloc", "tcmalloc", "mimalloc")
+_LARGEST: Final = 32 << 20  # of a block that is taken from the heap: glibc allows no more
+_MOST_KEPT: Final = (1 << 31) - 1  # at the heap's end, where alone memory is given back
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+def memory_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a worker's environment needs; nothing, if the user has tuned the allocator or chosen another."""
+    if _is_tuned(environment):
+        return {}
+    settings = {"hugetlb": 1, "trim_threshold": _MOST_KEPT, "mmap_threshold": _LARGEST}
+    return {"GLIBC_TUNABLES": ":".join(f"glibc.malloc.{name}={value}" for name, value in settings.items())}
+
+
+def keep_freed_memory() -> None:
+    """The same for this process, save for the size of pages."""
+    if _is_tuned(os.environ):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST)
+        mallopt(_M_TRIM_THRESHOLD, _MOST_KEPT)
+
+
+def _is_tuned(environment: Mapping[str, str]) -> bool:
+    preloaded = environment.get("LD_PRELOAD", "")
+    return any(name in environment for name in _TUNED_BY) or any(name in preloaded for name in _ALLOCATORS)
