@@ -24,6 +24,7 @@ from suite import Part, main
 SCRIPT = Path(__file__).parent / "accuracy_train.py"
 DEADLINE_SECONDS = 1800
 EXACT = "exact"
+ADAMW = {"optimizer": "adamw", "lr": "0.002"}
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ RUNS = (
     Run("precision=bf16", "precision=bf16"),
     Run("sync=local:4", "sync=local:4"),
     Run("sync=adaptive:8", "sync=adaptive:8", within=None),
+    Run("AdamW", options=ADAMW, within=None),
+    Run("AdamW, sync=diloco:16:int4", "sync=diloco:16:int4", ADAMW, within=None),
 )
 BATCH = 1024
 LARS, LINEAR = f"LARS, batch {BATCH}, warm-up", f"SGD, batch {BATCH}, linear rule, warm-up"

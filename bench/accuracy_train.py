@@ -57,20 +57,26 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("told", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--optimizer", choices=["sgd", "lars"], default="sgd")
+    parser.add_argument("--optimizer", choices=["sgd", "lars", "adamw"], default="sgd")
     parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--lr-1d", type=float, default=0.4, help="of LARS, for biases and scales")
     options = parser.parse_args()
     fleet = argosy.init()
     torch.manual_seed(options.seed)
     x, y, test_x, test_y = images()
-    model = residual_net([16, 32, 64], blocks=3)
+    model = residual_net([16, 32, 64], blocks=3, stride=2)
     decay = 5e-4
     if options.optimizer == "lars":
+        matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+        others = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
+        groups = [{"params": matrices}, {"params": others, "lr": options.lr_1d}]
         optimizer: torch.optim.Optimizer = LARS(
-            model.parameters(), lr=options.lr, momentum=0.9, weight_decay=decay, trust_coefficient=0.01
+            groups, lr=options.lr, momentum=0.9, weight_decay=decay, trust_coefficient=0.01
         )
+    elif options.optimizer == "adamw":
+        optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=0.01)
     else:
         optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9, nesterov=True, weight_decay=decay)
     loader = DataLoader(TensorDataset(x, y), batch_size=options.batch, shuffle=True)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import statistics
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from crew import Contender, Place
+from crew import Contender, Crew, Place
 from harness import Claim, Report, Value, claim, ratio, spread, versus
 from rounds import Entry, Plan, measure
 from suite import Part, main
@@ -20,6 +21,11 @@ from suite import Part, main
 from argosy.parallel.memory import memory_variables
 
 OURS, DDP, SILENT, ALONE = "Argosy", "DDP on Gloo", "two workers that do not talk", "one worker"
+PRECISION, FULL, SHORT = "bf16 against fp32, GPT of 10 M parameters", "Argosy, fp32", "Argosy, bf16"
+LESSONS = 100
+STRAGGLER, EQUAL, BALANCED = "One of two workers 3 times slower, 60 steps", "equal shares", "balance=true"
+# Short turns, and many of them: the machine's speed changes from one second to the next, and that is to hit all alike.
+PLAN = Plan(launches=2, repeats=8, seconds=1.5, least_iterations=2)
 
 
 @dataclass(frozen=True)
@@ -29,21 +35,17 @@ class Subject:
     name: str
     title: str
     batch: int
-    megabytes: int
+    size: int  # bytes of parameters, about: the column of the table
     against_ddp: float
     exposed: float | None = None
     speedup: float | None = None
 
-    @property
-    def size(self) -> int:
-        """Bytes of parameters, about: the column of the table."""
-        return self.megabytes << 20
-
 
 SUBJECTS = (
-    Subject("mlp", "MLP of 25 M parameters, batch 16", 16, 96, against_ddp=1.5),
-    Subject("resnet18", "ResNet-18, batch 16", 16, 43, against_ddp=1.0, exposed=0.05, speedup=1.9),
-    Subject("gpt", "GPT of 10 M parameters, batch 8", 8, 41, against_ddp=1.0, exposed=0.05),
+    Subject("tiny", "20 layers of 110 parameters, batch 16: what a step costs anyway", 16, 8 << 10, against_ddp=1.0),
+    Subject("mlp", "MLP of 25 M parameters, batch 16", 16, 96 << 20, against_ddp=1.5),
+    Subject("resnet18", "ResNet-18, batch 16", 16, 43 << 20, against_ddp=1.0, exposed=0.05, speedup=1.9),
+    Subject("gpt", "GPT of 10 M parameters, batch 16", 16, 41 << 20, against_ddp=1.0, exposed=0.05),
 )
 
 
@@ -94,7 +96,54 @@ def claims_of_steps(report: Report) -> Iterator[Claim]:
             yield claim(name, value, subject.speedup)
 
 
-PARTS = {"steps": Part(steps, claims_of_steps)}
+def precision(report: Report, plan: Plan, quick: bool) -> None:
+    """The GPT in fp32 and in bf16: its steps, and what it learns of a text."""
+    subject = SUBJECTS[-1]
+    crews = {FULL: argosy(FULL), SHORT: argosy(SHORT, "precision=bf16")}
+    operation = {"model": subject.name, "batch": subject.batch}
+    entries = [Entry(name, crew, [subject.size], operation) for name, crew in crews.items()]
+    rows, notes = measure(PRECISION, entries, [Place()] * 2, plan)
+    report.add(rows, notes)
+    losses = {}
+    for name, crew in crews.items():
+        with Crew(crew, [Place()] * 2) as ranks:
+            lesson = {"learn": True, "batch": 8}
+            answers = ranks.ask(lesson, 0, 4 if quick else LESSONS, deadline_seconds=900)
+            losses[name] = statistics.mean(answer["loss"] for answer in answers)
+    report.extra["losses"] = losses
+    told = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items())
+    report.notes.append(f"the loss of the GPT after {LESSONS} steps on a text: {told}")
+
+
+def claims_of_precision(report: Report) -> Iterator[Claim]:
+    """Twice as fast, and as good."""
+    full, short = (report.find(PRECISION, name, SUBJECTS[-1].size) for name in (FULL, SHORT))
+    yield versus(f"{PRECISION}: steps per second", full, short, 2.0)
+    losses = report.extra.get("losses")
+    off = Value(abs(losses[SHORT] / losses[FULL] - 1)) if losses else None
+    yield claim(f"{PRECISION}: difference of the loss after {LESSONS} steps", off, 0.01, "%", at_most=True)
+
+
+def balance(report: Report, plan: Plan, quick: bool) -> None:
+    """A worker that needs three times as long for a sample."""
+    crew = Contender("argosy, a slow worker", "slow_worker.py", environment={"ARGOSY_SECRET": secrets.token_hex(32)})
+    entries = [Entry(EQUAL, crew, [1], {"balance": False}), Entry(BALANCED, crew, [1], {"balance": True})]
+    rows, notes = measure(STRAGGLER, entries, [Place()] * 2, replace(plan, launches=1, least_iterations=1))
+    report.add(rows, notes)
+
+
+def claims_of_balance(report: Report) -> Iterator[Claim]:
+    """Of the whole run, with what it takes to find out who is slow."""
+    yield versus(
+        f"{STRAGGLER}: samples per second", *(report.find(STRAGGLER, way, 1) for way in (EQUAL, BALANCED)), 1.4
+    )
+
+
+PARTS = {
+    "steps": Part(steps, claims_of_steps),
+    "precision": Part(precision, claims_of_precision),
+    "balance": Part(balance, claims_of_balance),
+}
 
 if __name__ == "__main__":
-    main("Data parallelism", PARTS, Plan(seconds=3.0), Plan(launches=1, repeats=2, seconds=0.5))
+    main("Data parallelism", PARTS, PLAN, Plan(launches=1, repeats=2, seconds=0.5))

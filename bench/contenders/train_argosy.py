@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import statistics
 from typing import Any
 
 import torch
-from models import step_of, task
+from models import gpt, lesson_of, step_of, task
 from serving import Operation, Seat, serve
 
 import argosy
+
+LAST = 20  # losses that are averaged
 
 
 def main() -> None:
@@ -23,7 +26,17 @@ def main() -> None:
         os.environ["ARGOSY_HOST_ID"] = seat.host_id
     fleet = argosy.init(os.environ.get("BENCH_STRATEGY"), run_folder=os.environ["BENCH_RUNS"])
 
+    def learn(wanted: dict[str, Any]) -> Operation:
+        torch.manual_seed(0)
+        net = gpt()
+        model, optimizer = fleet.distribute(net, torch.optim.AdamW(net.parameters(), lr=1e-3))
+        losses: list[float] = []
+        step = lesson_of(wanted["batch"], seat.rank, model, optimizer, losses)
+        return Operation(step, fleet.group.barrier, tell=lambda: {"loss": statistics.mean(losses[-LAST:])})
+
     def make(wanted: dict[str, Any]) -> Operation:
+        if wanted.get("learn"):
+            return learn(wanted)
         job = task(wanted["model"], wanted["batch"], seat.rank)
         optimizer = torch.optim.SGD(job.model.parameters(), lr=1e-4, momentum=0.9)
         if wanted.get("alone"):
