@@ -4,8 +4,8 @@ A limit holds for each host's link and each direction by itself: the host's own 
 what it receives. tbf, because it is in every kernel. Its burst is what a link lets through at once after a rest: a
 small one keeps short transfers honest. Its queue is long, so that nothing is dropped.
 
-A veth hands a packet over on the core that happens to send it, and packets that leave on two cores overtake each other,
-which TCP takes for a loss. Hence packets are steered: all of a connection to the same core.
+tbf lets packets go on whichever core is at hand, and there a veth hands them over: those of one connection overtake each
+other, which TCP takes for a loss. Hence packets are steered on limited links: all of a connection to the same core.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def network(hosts: int, per_host: int, mbits: float | None, congestion: str = ""
                 _limit(name, DEVICE, mbits)
                 if hosts > 2:
                     _limit(switch, f"port{number}", mbits)
-        for name in made:
+        for name in made if mbits is not None else ():
             _run("ip", "netns", "exec", name, "sh", "-c", STEER)
         yield [
             Place(("ip", "netns", "exec", name), f"10.214.9.{number + 1}", name)
