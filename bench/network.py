@@ -4,8 +4,8 @@ A limit holds for each host's link and each direction by itself: the host's own 
 what it receives. tbf, because it is in every kernel. Its burst is what a link lets through at once after a rest: a
 small one keeps short transfers honest. Its queue is long, so that nothing is dropped.
 
-tbf lets packets go on whichever core is at hand, and there a veth hands them over: those of one connection overtake each
-other, which TCP takes for a loss. Hence packets are steered on limited links: all of a connection to the same core.
+tbf lets packets go on whichever core is at hand, and there a veth hands them over: those of one connection overtake
+each other, which TCP takes for a loss. Hence packets are steered on limited links: all of a connection to one core.
 """
 
 from __future__ import annotations
