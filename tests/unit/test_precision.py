@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from argosy.optim.autocast import autocast_forward, full
 from argosy.optim.config import OptimConfig
@@ -238,3 +239,37 @@ def test_fp32_leaves_everything_alone() -> None:
     assert how.step(torch.optim.SGD(model.parameters(), lr=0.1))
     assert model.inside == torch.float32
     assert how.state_dict() == {}
+
+
+class Attending(nn.Module):
+    """Attention as models write it, that tells in what type it was computed and what came out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(16, 48)
+        self.out: torch.dtype | None = None
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        query, key, value = self.mix(x).view(2, 8, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        seen = functional.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
+        self.out = seen.dtype
+        return seen.transpose(1, 2).reshape(2, 8, 16)
+
+
+@pytest.mark.skipif(bool(torch.cpu.get_capabilities().get("amx_tile")), reason="AMX is faster in bf16")
+@pytest.mark.parametrize("kind", ["causal", "added", "chosen"])
+def test_without_amx_attention_is_computed_in_fp32_and_told_in_bf16(kind: str) -> None:
+    torch.manual_seed(0)
+    masks = {"causal": None, "added": torch.randn(8, 8), "chosen": torch.ones(8, 8, dtype=torch.bool).tril()}
+    mask = masks[kind]
+    model, x = Attending(), torch.randn(2, 8, 16)
+    mixed = functional.linear(x.bfloat16(), model.mix.weight.bfloat16(), model.mix.bias.bfloat16()).float()
+    query, key, value = mixed.view(2, 8, 3, 2, 8).permute(2, 0, 3, 1, 4)
+    exact = functional.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
+    handle = autocast_forward(model, torch.bfloat16)
+    assert torch.equal(model(x, mask), exact.bfloat16().float().transpose(1, 2).reshape(2, 8, 16))
+    assert model.out is torch.bfloat16
+    assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(x, mask), model(x, mask))
+    model(x, mask).sum().backward()
+    assert model.mix.weight.grad is not None
+    handle.close()
