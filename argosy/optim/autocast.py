@@ -9,9 +9,9 @@ The instance's `forward` is replaced, for all ways to run a model lead through i
 hook enters and another one leaves. The replacement is a plain object that can be copied and pickled with the model.
 
 [Note: attention]
-On a CPU without AMX, torch's attention takes longer in 16 bits than in fp32, backward above all: a GPT's step in bf16 was
-1.7 times as fast as in fp32, and is 1.9 times with its attention in fp32. So there it is. That of `nn.MultiheadAttention`
-is out of reach, being inside a function of torch's own.
+On a CPU without AMX, torch's attention takes longer in 16 bits than in fp32, backward above all: a GPT's step in bf16
+was 1.7 times as fast as in fp32, and is 1.9 times with its attention in fp32. So there it is. The attention inside
+`nn.MultiheadAttention` is out of reach: that is one function of torch's own.
 """
 
 from __future__ import annotations
