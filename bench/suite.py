@@ -16,11 +16,12 @@ from rounds import Plan
 
 @dataclass(frozen=True)
 class Part:
-    """Measures into a report, and then says what it claims of what is there."""
+    """Measures into a report, and then says what it claims of what is there, and what else is to be told of it."""
 
     run: Callable[[Report, Plan, bool], None]
     claims: Callable[[Report], Iterable[Claim]]
     needs_network: bool = False
+    notes: Callable[[Report], Iterable[str]] = lambda report: ()
 
 
 def main(
@@ -51,6 +52,7 @@ def main(
         if options.only and options.json.exists():
             report.keep(options.json)
             report.notes.append(f"measured later than the rest: {', '.join(names)}")
+        report.notes += [note for part in parts.values() for note in part.notes(report)]
         report.claims = [one for part in parts.values() for one in part.claims(report)]
         write(report, options.json)
         if draw is not None:
