@@ -1,7 +1,12 @@
 """Synchronous data parallelism, measured: us and torch's DDP on Gloo, in one run, as ratios. See `--help`.
 
-Two workers of one thread each, as users of DDP on CPUs have it. What communication costs is told by two workers that
-train the same and do not talk, and what a second worker is worth by one that trains alone.
+Two workers of one thread each, as users of DDP on CPUs have it. What synchronous training costs is told by two workers
+that train the same and do not talk, and what a second worker is worth by one that trains alone.
+
+[Note: exposed]
+A step that waits for all workers takes as long as the slowest of them, whatever communication costs; on a machine whose
+cores are not equally fast from one second to the next that is much. So communication is measured by itself: from when
+the last worker has done its backward pass until the last sum is there, and what the engine's threads compute meanwhile.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from crew import Contender, Crew, Place
-from harness import Claim, Report, Value, claim, ratio, spread, versus
+from harness import Claim, Report, Value, claim, in_time, ratio, spread, versus
 from rounds import Entry, Plan, measure
 from suite import Part, main
 
@@ -78,22 +83,40 @@ def steps(report: Report, plan: Plan, quick: bool) -> None:
 
 
 def claims_of_steps(report: Report) -> Iterator[Claim]:
-    """Against DDP, against silence, and against one worker."""
+    """Against DDP, and against one worker."""
     for subject in SUBJECTS:
-        ours, peer, silent, alone = (
-            report.find(subject.title, name, subject.size) for name in (OURS, DDP, SILENT, ALONE)
-        )
+        ours, peer, alone = (report.find(subject.title, name, subject.size) for name in (OURS, DDP, ALONE))
         yield versus(f"{subject.title}: steps per second, against {DDP}", peer, ours, subject.against_ddp)
-        if subject.exposed is not None:
-            name = f"{subject.title}: communication that computing does not hide, of the step"
-            pairs = zip(silent.repeats, ours.repeats, strict=False) if silent and ours else ()
-            parts = [1 - quiet / talking for quiet, talking in pairs]
-            yield claim(name, spread(parts) if parts else None, subject.exposed, "%", at_most=True)
         if subject.speedup is not None:
             name = f"{subject.title}: samples per second of 2 workers, against 1"
             twice = ratio(alone, ours) if alone and ours else None
             value = Value(*(2 * (part or 0) for part in (twice.value, twice.p10, twice.p90))) if twice else None
             yield claim(name, value, subject.speedup)
+
+
+def exposed(report: Report, plan: Plan, quick: bool) -> None:
+    """What communication adds to a step: see [Note: exposed]."""
+    for subject in SUBJECTS:
+        if subject.exposed is None:
+            continue
+        with Crew(argosy(), [Place()] * 2) as crew:
+            watched = {"model": subject.name, "batch": subject.batch, "watch": True}
+            turns = [crew.ask(watched, 2, 10, deadline_seconds=300)[0] for _ in range(2 if quick else 5)]
+        kept = ("exposed", "late", "threads", "step")
+        report.extra[f"exposed, {subject.title}"] = [{name: turn[name] for name in kept} for turn in turns]
+
+
+def claims_of_exposed(report: Report) -> Iterator[Claim]:
+    """The sums that are awaited, and the engine's threads."""
+    for subject in SUBJECTS:
+        if subject.exposed is None:
+            continue
+        turns = report.extra.get(f"exposed, {subject.title}", [])
+        parts = [(turn["exposed"] + turn["threads"]) / turn["step"] for turn in turns]
+        name = f"{subject.title}: communication that computing does not hide, of the step"
+        means = {key: statistics.mean(turn[key] for turn in turns) for key in turns[0]} if turns else {}
+        detail = ", ".join(f"{key} {in_time(seconds)}" for key, seconds in means.items())
+        yield claim(name, spread(parts) if parts else None, subject.exposed, "%", at_most=True, detail=detail)
 
 
 def precision(report: Report, plan: Plan, quick: bool) -> None:
@@ -141,6 +164,7 @@ def claims_of_balance(report: Report) -> Iterator[Claim]:
 
 PARTS = {
     "steps": Part(steps, claims_of_steps),
+    "exposed": Part(exposed, claims_of_exposed),
     "precision": Part(precision, claims_of_precision),
     "balance": Part(balance, claims_of_balance),
 }
