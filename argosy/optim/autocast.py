@@ -7,11 +7,6 @@ back as fp32, so that a loss outside the model is computed in full.
 The instance's `forward` is replaced, for all ways to run a model lead through it: calling the model, calling
 `model.forward`, `torch.compile(model)` and `model.compile()`, whose tracer follows a `with` but not a context that one
 hook enters and another one leaves. The replacement is a plain object that can be copied and pickled with the model.
-
-[Note: attention]
-On a CPU without AMX, torch's attention takes longer in 16 bits than in fp32, backward above all: a GPT's step in bf16
-was 1.7 times as fast as in fp32, and is 1.9 times with its attention in fp32. So there it is. The attention inside
-`nn.MultiheadAttention` is out of reach: that is one function of torch's own.
 """
 
 from __future__ import annotations
@@ -19,30 +14,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, MutableMapping
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
+
+from argosy.optim.attention import attend_in_full
 
 _SHORT = (torch.float16, torch.bfloat16)
-
-
-class _FullAttention(TorchFunctionMode):
-    """See [Note: attention]."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.dtype = dtype
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is not functional.scaled_dot_product_attention:
-            return func(*args, **kwargs)
-        with torch.autocast("cpu", enabled=False):
-            return func(*full(args), **full(kwargs)).to(self.dtype)
 
 
 class AutocastForward:
@@ -52,13 +31,11 @@ class AutocastForward:
         self, forward: Callable[..., Any], device: str, dtype: torch.dtype, guard: Callable[[], None] | None
     ) -> None:
         self.forward, self.device, self.dtype, self.guard = forward, device, dtype, guard
-        self.full_attention = device == "cpu" and not torch.cpu.get_capabilities().get("amx_tile")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
         if self.guard is not None:
             self.guard()
-        attention = _FullAttention(self.dtype) if self.full_attention else nullcontext()
-        with torch.autocast(self.device, self.dtype), attention:
+        with torch.autocast(self.device, self.dtype):
             output = self.forward(*args, **kwargs)
         return full(output)
 
@@ -93,6 +70,8 @@ def autocast_forward(model: nn.Module, dtype: torch.dtype, guard: Callable[[], N
     if dtype not in _SHORT:
         raise ValueError(f"autocast computes in torch.bfloat16 or torch.float16, not in {dtype}")
     device = next((parameter.device.type for parameter in model.parameters()), "cpu")
+    if device == "cpu":
+        attend_in_full()
     return Autocast(model, AutocastForward(model.forward, device, dtype, guard))
 
 

@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
+from argosy.optim.attention import attend_in_full
 from argosy.optim.autocast import autocast_forward, full
 from argosy.optim.config import OptimConfig
 from argosy.optim.loss_scale import LossScaler
@@ -249,7 +251,13 @@ class Attending(nn.Module):
         self.mix = nn.Linear(16, 48)
         self.out: torch.dtype | None = None
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, reentrant: bool | None = None) -> Tensor:
+        if reentrant is None:
+            return self.attend(x, mask)
+        again: Tensor = checkpoint(self.attend, x, mask, use_reentrant=reentrant)
+        return again
+
+    def attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
         query, key, value = self.mix(x).view(2, 8, 3, 2, 8).permute(2, 0, 3, 1, 4)
         seen = functional.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
         self.out = seen.dtype
@@ -262,6 +270,7 @@ def test_without_amx_attention_is_computed_in_fp32_and_told_in_bf16(kind: str) -
     torch.manual_seed(0)
     masks = {"causal": None, "added": torch.randn(8, 8), "chosen": torch.ones(8, 8, dtype=torch.bool).tril()}
     mask = masks[kind]
+    grads: list[Tensor | None] = []
     model, x = Attending(), torch.randn(2, 8, 16)
     mixed = functional.linear(x.bfloat16(), model.mix.weight.bfloat16(), model.mix.bias.bfloat16()).float()
     query, key, value = mixed.view(2, 8, 3, 2, 8).permute(2, 0, 3, 1, 4)
@@ -270,6 +279,20 @@ def test_without_amx_attention_is_computed_in_fp32_and_told_in_bf16(kind: str) -
     assert torch.equal(model(x, mask), exact.bfloat16().float().transpose(1, 2).reshape(2, 8, 16))
     assert model.out is torch.bfloat16
     assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(x, mask), model(x, mask))
-    model(x, mask).sum().backward()
-    assert model.mix.weight.grad is not None
+    for reentrant in (None, False, True):
+        model.zero_grad()
+        model(x.requires_grad_(), mask, reentrant).sum().backward()
+        grads.append(model.mix.weight.grad)
+    assert all(grad is not None and torch.equal(grad, grads[0]) for grad in grads)
     handle.close()
+
+
+def test_attention_that_autocast_leaves_alone_stays_so() -> None:
+    attend_in_full()
+    q = torch.randn(2, 2, 8, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert functional.scaled_dot_product_attention(q, q, q).dtype is torch.bfloat16
+        assert functional.scaled_dot_product_attention(q.double(), q.double(), q.double()).dtype is torch.float64
+        with torch.autocast("cpu", enabled=False):
+            assert functional.scaled_dot_product_attention(q, q, q).dtype is torch.float32
+    assert functional.scaled_dot_product_attention(q.bfloat16(), q.bfloat16(), q.bfloat16()).dtype is torch.bfloat16
