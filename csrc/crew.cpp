@@ -152,9 +152,10 @@ void Crew::check() const {
   }
 }
 
-bool Crew::is_stopped(int rank) const {
-  return std::any_of(members_.begin(), members_.end(),
-                     [&](const Member& member) { return member.rank == rank && process_state(member.pid) == 'T'; });
+int Crew::stopped() const {
+  const auto found = std::find_if(members_.begin(), members_.end(),
+                                  [](const Member& member) { return process_state(member.pid) == 'T'; });
+  return found == members_.end() ? -1 : found->rank;
 }
 
 void Crew::forsake() {
@@ -168,7 +169,7 @@ std::string Crew::absent(int* first) const {
   for (std::size_t member = 0; member < members_.size(); ++member) {
     if (member == me_ || has_come(member, std::memory_order_acquire)) continue;
     const bool stopped = process_state(members_[member].pid) == 'T';
-    if (*first < 0 || stopped) *first = rank(member);
+    if (*first < 0) *first = rank(member);
     if (!text.empty()) text += ", ";
     text += "rank " + std::to_string(rank(member)) + " (process " + std::to_string(members_[member].pid) +
             (stopped ? ", which is stopped)" : ")");

@@ -87,7 +87,7 @@ class Crew {
   // Those who have not come to the meeting that this rank waits in, with what is known of each.
   std::string absent(int* first) const;
 
-  bool is_stopped(int rank) const;
+  int stopped() const;  // a member whose process is stopped, or -1
   // In a forked child: lets go of descriptors.
   void forsake();
 

@@ -275,21 +275,28 @@ Failure Engine::known_reason(const Failure& failure) {
   return keeper_.told_by(failure.peer).value_or(failure);
 }
 
+// In a collective, who has merely not come or does not send may wait for another: to blame is one that is stopped, or
+// else silent. A message is its peer's.
 void Engine::throw_late(int peer, double timeout_seconds, bool in_collective) {
-  int first = -1;
-  std::string who = in_collective ? crew_.absent(&first) : "";
-  if (!in_collective && crew_.is_stopped(peer)) {
-    who = "rank " + std::to_string(peer) + " (which is stopped)";
-    first = peer;
+  int late = -1, mute = -1;
+  std::string who;
+  const auto add = [&](const std::string& more) {
+    if (!more.empty()) who += (who.empty() ? "" : ", ") + more;
+  };
+  if (in_collective) {
+    add(crew_.absent(&late));
+  } else if (peer >= 0) {
+    add("rank " + std::to_string(peer));
   }
-  int mute = -1;
-  const std::string silent = keeper_.silent(&mute);
-  // Who has merely not come may wait for the silent one too, and is not to blame.
-  if (mute >= 0 && !crew_.is_stopped(first)) first = mute;
-  if (!silent.empty()) who += (who.empty() ? "" : ", ") + silent;
+  const int stopped = crew_.stopped();
+  if (stopped >= 0 && who.find("stopped") == std::string::npos) {
+    add("rank " + std::to_string(stopped) + " (which is stopped)");
+  }
+  add(keeper_.silent(&mute));
   if (who.empty()) who = peer >= 0 ? "rank " + std::to_string(peer) : "its peers";
-  throw Failure(Failure::Kind::timeout, first >= 0 ? first : peer,
-                "waited " + seconds_text(timeout_seconds) + " for " + who);
+  int named = stopped >= 0 ? stopped : mute >= 0 ? mute : late >= 0 ? late : peer;
+  if (!in_collective && peer >= 0) named = peer;
+  throw Failure(Failure::Kind::timeout, named, "waited " + seconds_text(timeout_seconds) + " for " + who);
 }
 
 void Engine::execute(const Request& request, std::uint64_t sequence, bool in_caller) {

@@ -103,9 +103,9 @@ class TorchGroup(ProcessGroup):
 
     def shutdown(self) -> None:
         """Leave the group; `dist.destroy_process_group` calls it."""
-        self._at_exit.detach()
         self._engine.close()
         self._watcher.close()
+        self._at_exit.detach()
         # DTensor's caches keep groups until the interpreter ends: not the engine, which is native, too.
         self._engine = cast(EngineGroup, _Left(self._engine.rank, self._size))
         if self._nccl is not None:

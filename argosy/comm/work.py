@@ -193,7 +193,6 @@ class Watcher:
             self._queue.put(None)
             if not self.is_current():
                 self._thread.join(patience_seconds)
-            self._thread = None
 
     def _run(self) -> None:
         while (watched := self._queue.get()) is not None:

@@ -104,18 +104,23 @@ def test_a_stopped_peer_is_named_when_the_deadline_passes(hosts: str | None) -> 
         assert 3.5 < failure.at - stopped < 8
 
 
-def lose_patience_in_turn(place: Place, first: int) -> None:
-    work(place, "all_reduce", 4.0 if place.rank == first else 15.0)
+def lose_patience_in_turn(place: Place, algorithm: str, first: int) -> None:
+    group = place.join(timeout_seconds=4.0 if place.rank == first else 15.0, algorithm=algorithm)
+    place.store.set(f"works/{place.rank}", "1")
+    reduce_for_ever(group)
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_who_waits_for_the_stopped_peer_too_is_not_blamed(first: int) -> None:
-    with started(lose_patience_in_turn, 3, first, hosts="aab") as ranks:
+@pytest.mark.parametrize(
+    ("algorithm", "first", "stopped"),
+    [("hierarchical", 0, 2), ("hierarchical", 1, 2), ("ring", 0, 1), ("ring", 0, 2), ("ring", 1, 2)],
+)
+def test_who_waits_for_the_stopped_peer_too_is_not_blamed(algorithm: str, first: int, stopped: int) -> None:
+    with started(lose_patience_in_turn, 3, algorithm, first, hosts="aab") as ranks:
         wait_until_all_work(ranks, 3, ranks.store)
-        ranks.kill(2, signal.SIGSTOP)
-        survivors = ranks.results(20, ranks=(0, 1))
-        ranks.kill(2, signal.SIGCONT)
-    assert [failure.told["rank"] for failure in survivors] == [2, 2], survivors
+        ranks.kill(stopped, signal.SIGSTOP)
+        survivors = ranks.results(20, ranks=[rank for rank in range(3) if rank != stopped])
+        ranks.kill(stopped, signal.SIGCONT)
+    assert [failure.told["rank"] for failure in survivors] == [stopped] * 2, survivors
 
 
 def test_a_cut_link_is_noticed() -> None:
