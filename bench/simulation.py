@@ -100,10 +100,10 @@ def claims(points: Sequence[dict[str, Any]]) -> list[Claim]:
         return [claim(names[0], None, 0.25, "%", at_most=True), claim(names[1], None, 0, "", at_most=True)]
     off = {_name(point): abs(point["simulated"] / point["measured"] - 1) for point in points}
     worst = max(off, key=lambda name: off[name])
-    pairs, wrong = order(points)
+    pairs, ties, wrong = order(points)
     details = (
         f"{worst}; the median of {len(off)} is {statistics.median(off.values()):.1%}",
-        f"of {pairs} pairs{': ' if wrong else ''}{'; '.join(wrong)}",
+        f"of {pairs} pairs; {ties} more are closer than {TIE:.0%}, simulated or measured{': '.join(['', *wrong])}",
     )
     return [
         claim(names[0], Value(off[worst]), 0.25, "%", at_most=True, detail=details[0]),
@@ -111,20 +111,21 @@ def claims(points: Sequence[dict[str, Any]]) -> list[Claim]:
     ]
 
 
-def order(points: Sequence[dict[str, Any]]) -> tuple[int, list[str]]:
-    """The pairs that are no ties, neither simulated nor measured, and those whose order the simulation got wrong."""
-    pairs, wrong = 0, []
+def order(points: Sequence[dict[str, Any]]) -> tuple[int, int, list[str]]:
+    """How many pairs are no ties, neither simulated nor measured, and how many are; those in the wrong order."""
+    pairs, ties, wrong = 0, 0, []
     for number, one in enumerate(points):
         for two in points[number + 1 :]:
             if any(one[key] != two[key] for key in ("hosts", "per_host", "bytes")):
                 continue
             gaps = [one[key] / two[key] - 1 for key in ("simulated", "measured")]
             if min(abs(gap) for gap in gaps) < TIE:
+                ties += 1
                 continue
             pairs += 1
             if (gaps[0] < 0) != (gaps[1] < 0):
                 wrong.append(f"{_name(one)} and {two['algorithm']}")
-    return pairs, wrong
+    return pairs, ties, wrong
 
 
 def _name(point: dict[str, Any]) -> str:

@@ -109,8 +109,8 @@ def test_an_order_that_the_simulation_got_wrong_is_found() -> None:
     right = [point("ring", 1.0, 1.1), point("tree", 2.0, 2.2)]
     wrong = [point("ring", 1.0, 2.0, hosts=4), point("tree", 2.0, 1.0, hosts=4)]
     tie = [point("ring", 1.0, 1.01, hosts=8), point("tree", 1.2, 1.0, hosts=8)]
-    assert order(right + tie) == (1, [])
-    assert order(right + wrong + tie) == (2, ["ring on 4 x 1, 1 MiB and tree"])
+    assert order(right + tie) == (1, 1, [])
+    assert order(right + wrong + tie) == (2, 1, ["ring on 4 x 1, 1 MiB and tree"])
     error, turned = simulation_claims(right + wrong)
     assert error.value == pytest.approx(1.0)
     assert (error.holds, turned.value, turned.holds) == (False, 1, False)
