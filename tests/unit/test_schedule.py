@@ -69,7 +69,7 @@ def test_groups_are_scaled_each_from_its_own_rate() -> None:
     for weight in weights:
         weight.grad = torch.ones(())
     sgd.step()
-    assert [float(weight) for weight in weights] == pytest.approx([-0.4, -0.04])
+    assert [weight.item() for weight in weights] == pytest.approx([-0.4, -0.04])
 
 
 @pytest.mark.parametrize("tensor", [False, True])
