@@ -32,10 +32,10 @@ constexpr std::size_t kSpread = 64 << 10;
 constexpr int kUserTimeoutMilliseconds = 3500, kIdleSeconds = 1, kIntervalSeconds = 1, kProbes = 3;
 
 // [Note: order on the wire]
-// What waits in the buffers of two connections leaves by turns. So a round's message to the next partner would take half
-// of the link from what was handed over before it, whose receiver then is late with its own: halving-doubling on four
-// hosts lost a tenth of its time, on four hosts of two ranks a fifth. Hence a connection takes little that it does not
-// send at once. Half as much would cost a fast link a sixth of its speed.
+// What waits in the buffers of two connections leaves by turns. So a round's message to the next partner would take
+// half of the link from what was handed over before it, whose receiver then is late with its own: halving-doubling on
+// four hosts lost a tenth of its time, on four hosts of two ranks a fifth. Hence a connection takes little that it does
+// not send at once. Half as much would cost a fast link a sixth of its speed.
 constexpr int kUnsentBytes = 128 << 10;
 
 void set(int fd, int level, int name, int value, const char* what) {
