@@ -100,7 +100,7 @@ def exposed(report: Report, plan: Plan, quick: bool) -> None:
         if subject.exposed is None:
             continue
         with Crew(argosy(), [Place()] * 2) as crew:
-            watched = {"model": subject.name, "batch": subject.batch, "watch": True}
+            watched = {"model": subject.name, "batch": subject.batch, "way": "watch"}
             turns = [crew.ask(watched, 2, 10, deadline_seconds=300)[0] for _ in range(2 if quick else 5)]
         kept = ("exposed", "late", "threads", "step")
         report.extra[f"exposed, {subject.title}"] = [{name: turn[name] for name in kept} for turn in turns]
@@ -130,7 +130,7 @@ def precision(report: Report, plan: Plan, quick: bool) -> None:
     losses = {}
     for name, crew in crews.items():
         with Crew(crew, [Place()] * 2) as ranks:
-            lesson = {"learn": True, "batch": 8}
+            lesson = {"way": "learn", "batch": 8}
             answers = ranks.ask(lesson, 0, 4 if quick else LESSONS, deadline_seconds=900)
             losses[name] = statistics.mean(answer["loss"] for answer in answers)
     report.extra["losses"] = losses

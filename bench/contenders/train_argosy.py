@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,9 +17,10 @@ from argosy.parallel.reducer import Reducer
 
 LAST = 20  # losses that are averaged
 
+Wanted = dict[str, Any]
 
-def main() -> None:
-    seat = Seat.from_arguments()
+
+def join(seat: Seat) -> argosy.Fleet:
     torch.set_num_threads(1)
     where, port = seat.store.rsplit(":", 1)
     # As torchrun says it.
@@ -26,64 +28,74 @@ def main() -> None:
     os.environ |= {"LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "bench"}
     if seat.host_id is not None:
         os.environ["ARGOSY_HOST_ID"] = seat.host_id
-    fleet = argosy.init(os.environ.get("BENCH_STRATEGY"), run_folder=os.environ["BENCH_RUNS"])
+    return argosy.init(os.environ.get("BENCH_STRATEGY"), run_folder=os.environ["BENCH_RUNS"])
 
-    def learn(wanted: dict[str, Any]) -> Operation:
-        torch.manual_seed(0)
-        net = gpt()
-        model, optimizer = fleet.distribute(net, torch.optim.AdamW(net.parameters(), lr=1e-3))
-        losses: list[float] = []
-        step = lesson_of(wanted["batch"], seat.rank, model, optimizer, losses)
-        return Operation(step, fleet.group.barrier, tell=lambda: {"loss": statistics.mean(losses[-LAST:])})
 
-    def watch(wanted: dict[str, Any]) -> Operation:
-        """Tells how long sums take when the last worker has done its backward pass, of a step's seconds."""
-        job = task(wanted["model"], wanted["batch"], seat.rank)
-        optimizer = torch.optim.SGD(job.model.parameters(), lr=1e-4, momentum=0.9)
-        step = step_of(job, *fleet.distribute(job.model, optimizer))
-        times: list[list[float]] = []  # of each step: its end, when sums were awaited and when they were there
-        finish = Reducer.finish
+def steps_of(wanted: Wanted, fleet: argosy.Fleet) -> Callable[[], None]:
+    """Steps of a model on one batch; together with the other workers unless it is `alone`."""
+    job = task(wanted["model"], wanted["batch"], fleet.rank)
+    model, optimizer = job.model, torch.optim.SGD(job.model.parameters(), lr=1e-4, momentum=0.9)
+    if not wanted.get("alone"):
+        model, optimizer = fleet.distribute(model, optimizer)
+    return step_of(job, model, optimizer)
 
-        def watched(reducer: Reducer, weight: float | None) -> set[torch.nn.Parameter]:
-            times.append([time.monotonic()])
-            used = finish(reducer, weight)
-            times[-1].append(time.monotonic())
-            return used
 
-        def run() -> None:
-            busy = time.process_time() - time.thread_time()
-            step()
-            times[-1] += [time.monotonic(), time.process_time() - time.thread_time() - busy]
+def train(wanted: Wanted, fleet: argosy.Fleet) -> Operation:
+    """Tells what its codec has sent so far."""
+    step = steps_of(wanted, fleet)
+    return Operation(step, fleet.group.barrier, tell=lambda: {"bytes_sent": fleet._training.bytes_sent})
 
-        def tell() -> dict[str, float]:
-            everybody = torch.stack(fleet.group.all_gather(torch.tensor(times, dtype=torch.float64)))
-            times.clear()
-            awaited, there, ended, busy = everybody.unbind(-1)
-            exposed, late = there.amax(0) - awaited.amax(0), awaited.amax(0) - awaited.amin(0)
-            seconds = ended.amax(0).diff()
-            found = {"exposed": exposed, "late": late, "threads": busy.mean(0), "step": seconds}
-            return {name: float(value.mean()) for name, value in found.items()}
 
-        Reducer.finish = watched  # type: ignore[method-assign]
-        return Operation(run, fleet.group.barrier, tell=tell)
+def learn(wanted: Wanted, fleet: argosy.Fleet) -> Operation:
+    """A GPT learns a text; tells its last losses' mean."""
+    torch.manual_seed(0)
+    net = gpt()
+    model, optimizer = fleet.distribute(net, torch.optim.AdamW(net.parameters(), lr=1e-3))
+    losses: list[float] = []
+    step = lesson_of(wanted["batch"], fleet.rank, model, optimizer, losses)
+    return Operation(step, fleet.group.barrier, tell=lambda: {"loss": statistics.mean(losses[-LAST:])})
 
-    def make(wanted: dict[str, Any]) -> Operation:
-        if wanted.get("learn"):
-            return learn(wanted)
-        if wanted.get("watch"):
-            return watch(wanted)
-        job = task(wanted["model"], wanted["batch"], seat.rank)
-        optimizer = torch.optim.SGD(job.model.parameters(), lr=1e-4, momentum=0.9)
-        if wanted.get("alone"):
-            return Operation(step_of(job, job.model, optimizer), fleet.group.barrier)
-        model, optimizer = fleet.distribute(job.model, optimizer)
 
-        def tell() -> dict[str, float]:
-            return {"bytes_sent": fleet._training.bytes_sent}
+def watch(wanted: Wanted, fleet: argosy.Fleet) -> Operation:
+    """Tells, in seconds and on average: how long sums took when the last worker had done its backward pass, how far
+    apart the workers were there, what other threads than the script's have computed, and the step.
+    """
+    step = steps_of(wanted, fleet)
+    finish = Reducer.finish
+    times: list[list[float]] = []  # of each step: when sums were awaited, when they were there, its end, other threads
 
-        return Operation(step_of(job, model, optimizer), fleet.group.barrier, tell=tell)
+    def watched(reducer: Reducer, weight: float | None) -> set[torch.nn.Parameter]:
+        times.append([time.monotonic()])
+        used = finish(reducer, weight)
+        times[-1].append(time.monotonic())
+        return used
 
-    serve(seat, make, fleet.close)
+    def run() -> None:
+        others = time.process_time() - time.thread_time()
+        step()
+        times[-1] += [time.monotonic(), time.process_time() - time.thread_time() - others]
+
+    def tell() -> dict[str, float]:
+        everybodys = torch.stack(fleet.group.all_gather(torch.tensor(times, dtype=torch.float64)))
+        times.clear()
+        awaited, there, ended, others = everybodys.unbind(-1)
+        found = {
+            "exposed": there.amax(0) - awaited.amax(0),
+            "late": awaited.amax(0) - awaited.amin(0),
+            "threads": others.mean(0),
+            "step": ended.amax(0).diff(),
+        }
+        return {name: float(value.mean()) for name, value in found.items()}
+
+    Reducer.finish = watched  # type: ignore[method-assign]
+    return Operation(run, fleet.group.barrier, tell=tell)
+
+
+def main() -> None:
+    seat = Seat.from_arguments()
+    fleet = join(seat)
+    ways = {"train": train, "learn": learn, "watch": watch}
+    serve(seat, lambda wanted: ways[wanted.get("way", "train")](wanted, fleet), fleet.close)
 
 
 main()
