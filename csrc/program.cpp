@@ -75,6 +75,7 @@ class Run {
   std::size_t chunk_of(std::size_t bytes, const Link& link) const;
   bool turn(Peer& peer);
   bool push(Peer& peer);
+  bool its_turn(const Peer& peer, std::uint32_t number);
   std::uint32_t next_send();
   void settle(Peer& peer);
   bool clear(std::uint32_t number, const std::byte* begin, const std::byte* end);
@@ -94,10 +95,11 @@ class Run {
   std::vector<Move> moves_;
   std::vector<std::uint32_t> peer_index_;  // by rank
   std::vector<Peer> peers_;
-  std::vector<Link*> links_;  // for the pause
-  std::size_t left_ = 0;      // steps not done
-  std::size_t sending_ = 0;   // no send before this step has chunks to go
-  std::size_t oldest_ = 0;    // no step before this one is left
+  std::vector<Link*> links_;       // for the pause
+  std::size_t left_ = 0;           // steps not done
+  std::size_t sending_ = 0;        // no send before this step has chunks to go
+  const Peer* sent_to_ = nullptr;  // whom the last frame went to
+  std::size_t oldest_ = 0;         // no step before this one is left
   Pause pause_;
 };
 
@@ -188,6 +190,8 @@ bool Run::push(Peer& peer) {
       const std::size_t length = std::min(move.chunk, step.bytes - move.next);
       const std::byte* const payload = step.address + move.next;
       if (number != next_send() || peer.flight_count == kFlights || !clear(number, payload, payload + length)) break;
+      if (sent_to_ != &peer && sent_to_ != nullptr && sent_to_->flight_count > 0)
+        break;  // see [Note: order on the wire]
       Frame frame = program_.operation;
       frame.type = Frame::Type::data;
       frame.message = static_cast<std::uint32_t>(peer.sending);
@@ -196,6 +200,7 @@ bool Run::push(Peer& peer) {
       Peer::Flight& flight = peer.flights[(peer.first_flight + peer.flight_count) % kFlights];
       flight = {.step = number, .bytes = length, .sent = 0};
       if (!peer.link->send(frame, payload, &flight.sent)) break;
+      sent_to_ = &peer;
       ++peer.flight_count;
       move.next += length;
       moved = true;
@@ -204,6 +209,11 @@ bool Run::push(Peer& peer) {
   }
   settle(peer);
   return moved;
+}
+
+// Sends leave in order, and to another peer when the link to the last one has taken all: see [Note: order on the wire].
+bool Run::its_turn(const Peer& peer, std::uint32_t number) {
+  return number == next_send() && (sent_to_ == nullptr || sent_to_ == &peer || sent_to_->flight_count == 0);
 }
 
 // The first step that sends and has chunks to go.

@@ -1,8 +1,8 @@
 #include "tcp_link.h"
 
 #include <fcntl.h>
+#include <linux/tcp.h>  // knows more of tcp_info than the C library's
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -34,9 +34,12 @@ constexpr int kUserTimeoutMilliseconds = 3500, kIdleSeconds = 1, kIntervalSecond
 // [Note: order on the wire]
 // What waits in the buffers of two connections leaves by turns. So a round's message to the next partner would take
 // half of the link from what was handed over before it, whose receiver then is late with its own: halving-doubling on
-// four hosts lost a tenth of its time, on four hosts of two ranks a fifth. Hence a connection takes little that it does
-// not send at once. Half as much would cost a fast link a sixth of its speed.
-constexpr int kUnsentBytes = 128 << 10;
+// four hosts lost a tenth of its time, on four hosts of two ranks a fifth. Hence a program turns to another partner
+// when the connections to the last one have taken all, and a connection takes little more than it sends at once: what
+// leaves in a few milliseconds, in which a thread that is wanted gets a core. On a fast link less would cost speed.
+constexpr double kUnsentSeconds = 0.004;
+constexpr int kLeastUnsent = 16 << 10, kMostUnsent = 128 << 10;
+constexpr unsigned kBetweenLooks = 16;  // how often a connection must be full until its speed is looked at again
 
 void set(int fd, int level, int name, int value, const char* what) {
   if (setsockopt(fd, level, name, &value, sizeof value) != 0) {
@@ -56,11 +59,21 @@ void prepare(int fd) {
   }
   if (address.ss_family != AF_INET && address.ss_family != AF_INET6) return;  // a socketpair needs none of this
   set(fd, IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY");
-  set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes, "TCP_NOTSENT_LOWAT");
+  set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kMostUnsent, "TCP_NOTSENT_LOWAT");
   set(fd, SOL_SOCKET, SO_KEEPALIVE, 1, "SO_KEEPALIVE");
   set(fd, IPPROTO_TCP, TCP_KEEPIDLE, kIdleSeconds, "TCP_KEEPIDLE");
   set(fd, IPPROTO_TCP, TCP_KEEPINTVL, kIntervalSeconds, "TCP_KEEPINTVL");
   set(fd, IPPROTO_TCP, TCP_KEEPCNT, kProbes, "TCP_KEEPCNT");
+}
+
+// Takes less of what it cannot send soon. What is no TCP connection has no speed to look at.
+void limit_unsent(int fd) {
+  tcp_info seen = {};
+  socklen_t size = sizeof seen;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &seen, &size) != 0 || seen.tcpi_delivery_rate == 0) return;
+  const double soon = static_cast<double>(seen.tcpi_delivery_rate) * kUnsentSeconds;
+  const int bytes = static_cast<int>(std::clamp<double>(soon, kLeastUnsent, kMostUnsent));
+  set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, bytes, "TCP_NOTSENT_LOWAT");
 }
 
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
@@ -137,7 +150,10 @@ bool TcpLink::push(Lane& lane) {
                             .msg_flags = 0};
     const ssize_t written = sendmsg(lane.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0 && would_block()) return moved;
+    if (written < 0 && would_block()) {
+      if (moved && out.full++ % kBetweenLooks == 0) limit_unsent(lane.fd);
+      return moved;
+    }
     if (written < 0) {
       broken_ = std::string("sending to it failed: ") + std::strerror(errno);
       return moved;

@@ -51,6 +51,7 @@ class TcpLink final : public Link {
     const std::byte* payload = nullptr;
     std::size_t done = 0;  // of head and payload together
     std::uint64_t* sent = nullptr;
+    unsigned full = 0;  // how often the connection took no more
     std::unique_ptr<std::byte[]> adopted;
   };
 
