@@ -144,11 +144,12 @@ def versus(name: str, peer: Row | None, ours: Row | None, target: float) -> Clai
 
 
 def share(name: str, limit: Row | None, ours: Row | None, target: float) -> Claim:
-    """The claim that we reach such a part of a limit."""
+    """The claim that we reach such a part of a limit, which is what was reached at best."""
     if limit is None or ours is None:
         return claim(name, None, target, "%")
-    detail = f"limit {in_time(limit.seconds)} ({limit.contender}), {ours.contender} {in_time(ours.seconds)}"
-    return claim(name, ratio(limit, ours), target, "%", detail=detail)
+    best = min(limit.repeats)
+    detail = f"limit {in_time(best)} ({limit.contender}), {ours.contender} {in_time(ours.seconds)}"
+    return claim(name, spread([best / seconds for seconds in ours.repeats]), target, "%", detail=detail)
 
 
 def machine() -> dict[str, Any]:

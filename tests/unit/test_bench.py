@@ -23,7 +23,7 @@ def row(contender: str, *repeats: float, size: int = MIB, setting: str = "2 rank
 
 def point(algorithm: str, simulated: float, measured: float, hosts: int = 2, size: int = MIB) -> dict[str, object]:
     layout = {"hosts": hosts, "per_host": 1, "bytes": size}
-    return {**layout, "algorithm": algorithm, "simulated": simulated, "measured": measured}
+    return {**layout, "algorithm": algorithm, "simulated": simulated, "measured": measured, "repeats": [measured]}
 
 
 def test_times_are_summed_up_by_their_quantiles() -> None:
@@ -108,9 +108,11 @@ def test_lines_are_drawn_in_their_contenders_colours() -> None:
 def test_an_order_that_the_simulation_got_wrong_is_found() -> None:
     right = [point("ring", 1.0, 1.1), point("tree", 2.0, 2.2)]
     wrong = [point("ring", 1.0, 2.0, hosts=4), point("tree", 2.0, 1.0, hosts=4)]
-    tie = [point("ring", 1.0, 1.01, hosts=8), point("tree", 1.2, 1.0, hosts=8)]
-    assert order(right + tie) == (1, 1, [])
-    assert order(right + wrong + tie) == (2, 1, ["ring on 4 x 1, 1 MiB and tree"])
+    close = [point("ring", 1.0, 1.2, hosts=6), point("tree", 1.2, 1.19, hosts=6)]
+    alike = [point("ring", 1.0, 1.1, hosts=8), point("tree", 1.02, 1.0, hosts=8), point("tree", 1.01, 1.08, hosts=8)]
+    assert order(right) == (1, [], [])
+    assert order(right + wrong + close) == (3, [f"ring on {hosts} x 1, 1 MiB and tree" for hosts in (4, 6)], [])
+    assert order(right + alike) == (1, [], ["ring on 8 x 1, 1 MiB and tree", "tree on 8 x 1, 1 MiB and tree"])
     error, turned = simulation_claims(right + wrong)
     assert error.value == pytest.approx(1.0)
     assert (error.holds, turned.value, turned.holds) == (False, 1, False)
