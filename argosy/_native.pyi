@@ -47,9 +47,9 @@ def dequantise(bits: int, out: int, sources: list[int], count: int, add: bool = 
     """
 
 def low_rank_project(
-    p: int, matrix: int, values: int, q: int, shape: tuple[int, int, int], isa: str | None = None
+    p: int, matrix: int, values: int, weight: float, q: int, shape: tuple[int, int, int], isa: str | None = None
 ) -> None:
-    """matrix += values, and p = matrix q.
+    """matrix += weight * values, and p = matrix q.
 
     `shape` is (rows, columns, rank). p and q are kept as `rank` rows each, of `rows` and of `columns` numbers.
     """
@@ -125,6 +125,15 @@ def sparse_drain(
 
 def sparse_add(out: int, count: int, values: int, gaps: int, entries: int) -> None:
     """Add what `sparse_compress` wrote to the tensor at `out`.
+
+    Raises:
+        ValueError: an entry is for an element beyond the end.
+    """
+
+def sparse_places(count: int, gaps: list[int], entries: int, places: int) -> int:
+    """Write which elements these messages have entries for, each once, as 64-bit numbers; returns how many.
+
+    There must be room for as many as the messages have entries.
 
     Raises:
         ValueError: an entry is for an element beyond the end.

@@ -74,12 +74,12 @@ argosy::LowRank checked(const Shape& shape, std::initializer_list<std::uintptr_t
   return {static_cast<std::size_t>(rows), static_cast<std::size_t>(columns), static_cast<std::size_t>(rank)};
 }
 
-void project(std::uintptr_t p, std::uintptr_t matrix, std::uintptr_t values, std::uintptr_t q, const Shape& shape,
-             Isa isa) {
+void project(std::uintptr_t p, std::uintptr_t matrix, std::uintptr_t values, float weight, std::uintptr_t q,
+             const Shape& shape, Isa isa) {
   const argosy::LowRankKernels& kernels = argosy::find_low_rank_kernels(isa);
   const argosy::LowRank size = checked(shape, {p, matrix, values, q});
   const nb::gil_scoped_release release;
-  kernels.project(floats(p), floats(matrix), floats(values), floats(q), size);
+  kernels.project(floats(p), floats(matrix), floats(values), weight, floats(q), size);
 }
 
 void project_back(std::uintptr_t q, std::uintptr_t matrix, std::uintptr_t p, const Shape& shape, Isa isa) {
@@ -112,8 +112,8 @@ void bind_codecs_quant(nb::module_& m) {
         "Add `values` to `residual`, write the records of the sums, and leave in `residual` what they do not say.");
   m.def("dequantise", &dequantise, "bits"_a, "out"_a, "sources"_a, "count"_a, "add"_a = false, "isa"_a = nb::none(),
         "Set `out` to what the records of all sources say, added up in order, and to what it holds with `add`.");
-  m.def("low_rank_project", &project, "p"_a, "matrix"_a, "values"_a, "q"_a, "shape"_a, "isa"_a = nb::none(),
-        "matrix += values, and p = matrix q. `shape` is (rows, columns, rank).");
+  m.def("low_rank_project", &project, "p"_a, "matrix"_a, "values"_a, "weight"_a, "q"_a, "shape"_a, "isa"_a = nb::none(),
+        "matrix += weight * values, and p = matrix q. `shape` is (rows, columns, rank).");
   m.def("low_rank_project_back", &project_back, "q"_a, "matrix"_a, "p"_a, "shape"_a, "isa"_a = nb::none(),
         "Make the rows of p orthonormal, and q = matrix^T p.");
   m.def("low_rank_expand", &expand, "out"_a, "matrix"_a, "p"_a, "own_q"_a, "q"_a, "shape"_a, "isa"_a = nb::none(),

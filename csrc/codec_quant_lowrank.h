@@ -72,14 +72,14 @@ ARGOSY_INLINE void dot_row(float* p, std::size_t p_stride, const float* row, con
   }
 }
 
-void project(float* p, float* matrix, const float* values, const float* q, LowRank shape) {
+void project(float* p, float* matrix, const float* values, float weight, const float* q, LowRank shape) {
   const std::size_t columns = shape.columns;
   for (std::size_t i = 0; i < shape.rows; ++i) {
     float* const row = matrix + i * columns;
     const float* const added = values + i * columns;
     in_lanes(columns, [&](std::size_t j, auto kind) {
       using V = decltype(kind);
-      put<V>(row + j, get<V>(row + j) + get<V>(added + j));
+      put<V>(row + j, get<V>(row + j) + weight * get<V>(added + j));
     });
     in_fours(shape.rank, [&](std::size_t k, auto ranks) {
       dot_row<decltype(ranks)::value>(p + k * shape.rows + i, shape.rows, row, q + k * columns, columns);

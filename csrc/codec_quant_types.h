@@ -35,8 +35,8 @@ struct LowRank {
 };
 
 struct LowRankKernels {
-  // matrix += values, and p = matrix q.
-  void (*project)(float* p, float* matrix, const float* values, const float* q, LowRank shape);
+  // matrix += weight * values, and p = matrix q.
+  void (*project)(float* p, float* matrix, const float* values, float weight, const float* q, LowRank shape);
 
   // Makes the rows of p orthonormal, by Gram and Schmidt. One that depends on those before it becomes zero.
   void (*orthogonalise)(float* p, std::size_t rows, std::size_t rank);

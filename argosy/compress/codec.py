@@ -1,8 +1,8 @@
 """The interface that every way to compress gradients has, and what a codec is given: buckets.
 
-A codec replaces this worker's share of a bucket's gradient, already weighted by its samples, by the sum over all
-workers: exactly or nearly, but with the same bits on each. What it leaves out of a sum it keeps, and adds to its next
-share (error feedback).
+A codec replaces this worker's share of a bucket's gradient, weighted by its samples, by the sum over all workers:
+exactly or nearly, but with the same bits on each. What it leaves out of a sum it keeps, and adds to its next share
+(error feedback).
 
 [Note: kept]
 What a codec keeps is linear in the gradients. So one rule holds for all when a checkpoint is loaded by another number
@@ -34,10 +34,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients of several parameters, one behind the other in `flat`: float32, on the CPU, contiguous."""
+    """Gradients of several parameters, one behind the other in `flat`: float32, on the CPU, contiguous.
+
+    This worker's share is `weight` times `flat`; for codecs that do not weigh, the weight is 1.
+    """
 
     flat: Tensor
     parts: tuple[Part, ...]
+    weight: float = 1.0
 
 
 class Codec(ABC):
@@ -45,10 +49,12 @@ class Codec(ABC):
 
     `keeps`: whether it may bring what it has kept of a parameter in a step in which nobody has used that.
     `takes_over`: whether it does a part of the optimizer's work, and so must see every gradient.
+    `weighs`: whether it multiplies by a bucket's weight itself, as it reads the numbers anyway.
     """
 
     keeps = True
     takes_over = False
+    weighs = False
 
     def __init__(self) -> None:
         self.bytes_sent = 0  # that this worker's shares took on the wire: what it handed to each operation

@@ -35,9 +35,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from argosy._native import sparse_drain
+from argosy._native import sparse_drain, sparse_places
 from argosy.comm.engine import EngineGroup
 from argosy.compress.codec import Bucket, Part
+from argosy.compress.short_step import ShortSteps
 from argosy.compress.sparse import Kept, Rule, SparseCodec, numbers_of, of_size
 from argosy.compress.takeover import TakenOver
 
@@ -72,6 +73,7 @@ class DgcCodec(SparseCodec):
         self._final, self._warmup_epochs, self._clip = sparsity, warmup_epochs, clip
         self._sparsity = sparsity_at(0, sparsity, warmup_epochs)
         self._taken: list[TakenOver] = []
+        self._short = ShortSteps()
         self._velocity: dict[str, Tensor] = {}  # of small tensors: the same on all workers
 
     def attach(self, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:
@@ -79,7 +81,7 @@ class DgcCodec(SparseCodec):
         for taken in [taken for taken in self._taken if taken.optimizer is optimizer]:
             taken.close()
             self._taken.remove(taken)
-        self._taken.append(TakenOver(parameters, optimizer))
+        self._taken.append(TakenOver(parameters, optimizer, self._short))
 
     def begin_step(self, epoch: float) -> None:
         """Take the sparsity of this epoch."""
@@ -102,18 +104,26 @@ class DgcCodec(SparseCodec):
                 "compress=dgc applies momentum and weight decay itself, and does not know the optimizer; give it to "
                 "fleet.distribute together with the model: fleet.distribute(model, optimizer, loader)"
             )
+        for part in bucket.parts:
+            self._short.forget(part.name)
         super().reduce(bucket, group)
 
-    def rule(self, part: Part, share: Tensor, group: EngineGroup) -> Rule:
-        """Clipping, this worker's part of weight decay, and momentum."""
+    def rule(self, part: Part, share: Tensor, weight: float, group: EngineGroup) -> Rule:
+        """The weight, clipping, this worker's part of weight decay, and momentum."""
         rule = self._rule(part.name)
-        return replace(rule, scale=self._scale(share, group), decay=rule.decay / group.size)
+        return replace(rule, scale=self._scale(share, weight, group), decay=rule.decay / group.size)
 
     def prepare(self, part: Part, share: Tensor, group: EngineGroup) -> None:
         """Clip a small tensor."""
-        scale = self._scale(share, group)
+        scale = self._scale(share, 1.0, group)
         if scale != 1.0:
             share.mul_(scale)
+
+    def summed(self, part: Part, total: Tensor, gaps: list[int], entries: int) -> None:
+        """Let SGD step where something has come."""
+        places = torch.empty(len(gaps) * entries, dtype=torch.int64)
+        found = sparse_places(total.numel(), gaps, entries, places.data_ptr())
+        self._short.note(part.name, total, places[:found])
 
     def finish(self, part: Part, total: Tensor) -> None:
         """Apply weight decay and momentum to a small tensor's sum."""
@@ -149,10 +159,10 @@ class DgcCodec(SparseCodec):
                 )
         return Rule()
 
-    def _scale(self, share: Tensor, group: EngineGroup) -> float:
-        """See [Note: clipping]. What is not finite is left as it is, to be seen by all."""
+    def _scale(self, share: Tensor, weight: float, group: EngineGroup) -> float:
+        """The weight, or less: see [Note: clipping]. What is not finite is not clipped, to be seen by all."""
         if self._clip is None:
-            return 1.0
+            return weight
         limit = self._clip * group.size**-0.5
-        norm = float(torch.linalg.vector_norm(share, dtype=torch.float64))
-        return limit / norm if limit < norm < float("inf") else 1.0
+        norm = weight * float(torch.linalg.vector_norm(share, dtype=torch.float64))
+        return weight * limit / norm if limit < norm < float("inf") else weight

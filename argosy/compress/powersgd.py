@@ -63,6 +63,8 @@ class _Plan:
 class PowerSgdCodec(Codec):
     """Sums gradients as matrices of rank `rank`."""
 
+    weighs = True
+
     def __init__(self, rank: int = 4) -> None:
         super().__init__()
         if rank < 1:
@@ -76,7 +78,7 @@ class PowerSgdCodec(Codec):
         """One step of power iteration for each matrix: see above."""
         plan, flat = self._plans.of(bucket), bucket.flat
         if not plan.matrices:
-            group.all_reduce(flat)
+            group.all_reduce(flat.mul_(bucket.weight))
             self.bytes_sent += flat.nbytes
             return
         share, residual = address_of(bucket), self._residuals.of(bucket)
@@ -87,9 +89,9 @@ class PowerSgdCodec(Codec):
 
         for m in plan.matrices:
             at = m.at_bytes
-            low_rank_project(p + m.p_bytes, kept + at, share + at, m.start.data_ptr(), m.shape)
+            low_rank_project(p + m.p_bytes, kept + at, share + at, bucket.weight, m.start.data_ptr(), m.shape)
         for part, place in plan.dense:
-            p_sums[place].copy_(flat[part.begin : part.end])
+            torch.mul(flat[part.begin : part.end], bucket.weight, out=p_sums[place])
         group.all_reduce(p_sums)
         lost = _drop_broken(plan.matrices, [m.p for m in plan.matrices], residual, p_sums)
 

@@ -59,6 +59,8 @@ class Kept:
 class SparseCodec(Codec):
     """Sends the largest numbers of large tensors. What is large, and what momentum there is, subclasses say."""
 
+    weighs = True
+
     def __init__(self, exchange: Literal["auto", "sparse", "dense"] = "auto") -> None:
         super().__init__()
         self._in_use: Rule | None = None
@@ -75,12 +77,15 @@ class SparseCodec(Codec):
     def fraction(self) -> float:
         """How much of a tensor is sent in this step."""
 
-    def rule(self, part: Part, share: Tensor, group: EngineGroup) -> Rule:
-        """How a large tensor's share is added to what is kept."""
-        return Rule()
+    def rule(self, part: Part, share: Tensor, weight: float, group: EngineGroup) -> Rule:
+        """How a large tensor's share, which still has to be weighted, is added to what is kept."""
+        return Rule(scale=weight)
 
     def prepare(self, part: Part, share: Tensor, group: EngineGroup) -> None:
         """Change a small tensor's share before it is summed."""
+
+    def summed(self, part: Part, total: Tensor, gaps: list[int], entries: int) -> None:
+        """A large tensor's sum is there, of so many entries of each worker, at these gaps."""
 
     def finish(self, part: Part, total: Tensor) -> None:
         """Change a small tensor's sum."""
@@ -92,6 +97,8 @@ class SparseCodec(Codec):
         large = [part for part in bucket.parts if self.suits(part)]
         small = [part for part in bucket.parts if not self.suits(part)]
         for part in small:
+            if bucket.weight != 1.0:
+                _view(bucket, part).mul_(bucket.weight)
             self.prepare(part, _view(bucket, part), group)
         message = _Message(large, self.fraction())
         if self._is_sparse(message, small, bucket, group):
@@ -152,6 +159,9 @@ class SparseCodec(Codec):
                 out = _view(bucket, part)
                 values, gaps = message.addresses(theirs, number)
                 sparse_add(out.data_ptr(), out.numel(), values, gaps, message.entries[number])
+        for number, part in enumerate(message.parts):
+            gaps_of_all = [message.addresses(theirs, number)[1] for theirs in everybodys.chunk(group.size)]
+            self.summed(part, _view(bucket, part), gaps_of_all, message.entries[number])
 
     def _drain(self, part: Part, bucket: Bucket, group: EngineGroup) -> None:
         """Add all that was kept to the share. Momentum stays: nothing was delayed, so none of it is stale."""
@@ -162,7 +172,7 @@ class SparseCodec(Codec):
     ) -> tuple[int, int, int, int, int, float, float, float, bool]:
         """A share, what is kept of its tensor, and its rule, as the native core takes them."""
         share = _view(bucket, part)
-        rule, kept = self.rule(part, share, group), self._kept.setdefault(part.name, Kept())
+        rule, kept = self.rule(part, share, bucket.weight, group), self._kept.setdefault(part.name, Kept())
         kept.rest = of_size(kept.rest, part)
         kept.velocity = of_size(kept.velocity, part) if rule.momentum else None
         self._in_use = rule  # it may hold the only reference to the numbers whose address goes to the native core

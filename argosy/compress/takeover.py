@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from argosy.compress.short_step import ShortSteps
+
 _TAKEN: Final = ("momentum", "dampening", "weight_decay")
 _Group = dict[str, Any]
 
@@ -21,7 +23,7 @@ _Group = dict[str, Any]
 class TakenOver:
     """The hyperparameters of SGD for each parameter of a model, and the hooks that keep them from SGD itself."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer, short: ShortSteps) -> None:
         if type(optimizer) is not torch.optim.SGD:
             raise ValueError(
                 f"compress=dgc works with torch.optim.SGD, not with {type(optimizer).__name__}: it applies momentum "
@@ -29,7 +31,7 @@ class TakenOver:
                 f"gradients that arrive late and bundled is unknown; use torch.optim.SGD, or another codec, such as "
                 f"compress=powersgd or compress=int8"
             )
-        self._parameters, self.optimizer = parameters, optimizer
+        self._parameters, self.optimizer, self._short = parameters, optimizer, short
         self._aside: list[tuple[_Group, dict[str, Any]]] = []
         self._groups: dict[int, _Group] = {}
         self.look()
@@ -70,8 +72,15 @@ class TakenOver:
         for group in self.optimizer.param_groups:
             self._aside.append((group, {key: group[key] for key in _TAKEN}))
             group.update(dict.fromkeys(_TAKEN, 0))
+        # SGD's fused step takes whole gradients only.
+        self._short.begin({name: p for name, p in self._parameters.items() if self._steps_short(p)})
+
+    def _steps_short(self, parameter: nn.Parameter) -> bool:
+        group = self._groups.get(id(parameter))
+        return group is not None and not group["fused"]
 
     def _give_back(self) -> None:
+        self._short.end()
         for group, values in self._aside:
             group.update(values)
         self._aside.clear()

@@ -90,6 +90,11 @@ class Alone(Place):
 
     view: Tensor
 
+    def __init__(self, name: str, parameter: nn.Parameter, weighs: bool) -> None:
+        """`weighs`: it is multiplied by its weight here; otherwise whoever reads it does that."""
+        super().__init__(name, parameter)
+        self._weighs, self.weight = weighs, 1.0
+
     def give(self) -> None:
         """What autograd made; or, where it made none, what the others did."""
         self.parameter.grad = self.view
@@ -97,11 +102,13 @@ class Alone(Place):
     def _add(self, grad: Tensor, weight: float | None) -> None:
         # All workers must have it in the same order; autograd mostly follows the parameter's.
         self.view = grad if grad.stride() == self.parameter.stride() else torch.empty_like(self.parameter).copy_(grad)
-        if weight is not None:
+        if weight is not None and self._weighs:
             self.view.mul_(weight)
+        elif weight is not None:
+            self.weight = weight
 
     def _clear(self) -> None:
-        self.view = torch.zeros_like(self.parameter)
+        self.view, self.weight = torch.zeros_like(self.parameter), 1.0
 
 
 class Filling:
@@ -126,14 +133,21 @@ class Filling:
     @property
     def bucket(self) -> Bucket:
         """The same, for a codec."""
-        return Bucket(self.flat, self._parts)
+        place = self.places[0]
+        return Bucket(self.flat, self._parts, place.weight if isinstance(place, Alone) else 1.0)
 
 
 Named = tuple[str, nn.Parameter]
 
 
 def lay_out(
-    named: Sequence[Named], group: Group, most_bytes: int, *, in_order: bool = False, gather_all: bool = False
+    named: Sequence[Named],
+    group: Group,
+    most_bytes: int,
+    *,
+    in_order: bool = False,
+    gather_all: bool = False,
+    codec_weighs: bool = False,
 ) -> list[Filling]:
     """Buckets for parameters in the order given: large ones alone, the others gathered, at most so many bytes each."""
     buckets: list[list[Named]] = []
@@ -153,7 +167,8 @@ def lay_out(
         name, parameter = bucket[0]
         alone = len(bucket) == 1 and _is_large(parameter) and not gather_all
         if alone and (parameter.is_contiguous() or not in_order):
-            fillings.append(Filling([Alone(name, parameter)]))
+            weighs = not codec_weighs or parameter.dtype != torch.float32  # codecs see nothing else
+            fillings.append(Filling([Alone(name, parameter, weighs)]))
         else:
             fillings.append(_gathered(bucket, group, in_order))
     return fillings

@@ -137,6 +137,7 @@ class Reducer:
             self._bucket_bytes,
             in_order=self._codec is not None,
             gather_all=self._accumulates,
+            codec_weighs=self._codec is not None and self._codec.weighs,
         )
         self._places = {place.parameter: (filling, place) for filling in self._fillings for place in filling.places}
 

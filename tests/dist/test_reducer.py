@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from argosy.comm.engine import EngineGroup
 from argosy.compress.codec import Bucket, Codec
+from argosy.compress.powersgd import PowerSgdCodec
 from argosy.data.cursor import Cursor, Position
 from argosy.parallel.config import ReducerConfig
 from argosy.parallel.data import DataParallel
@@ -286,30 +287,50 @@ def test_synchronised_batch_norm_is_that_of_one_process(size: int) -> None:
 class Telling(Codec):
     """Sums exactly, and remembers what it was given."""
 
-    def __init__(self) -> None:
+    def __init__(self, weighs: bool = False) -> None:
         super().__init__()
+        self.weighs = weighs
         self.names: list[str] = []
+        self.weights: set[float] = set()
 
     def reduce(self, bucket: Bucket, group: EngineGroup) -> None:
         self.names += [part.name for part in bucket.parts]
         assert sum(part.end - part.begin for part in bucket.parts) == bucket.flat.numel()
-        group.all_reduce(bucket.flat)
+        self.weights.add(bucket.weight)
+        group.all_reduce(bucket.flat.mul_(bucket.weight))
 
 
-def check_codec(place: Place) -> None:
-    codec = Telling()
-    both = Together(place, net(), codec=codec)
+def check_codec(place: Place, weighs: bool) -> None:
+    codec = Telling(weighs)
+    both = Together(place, large_net(), codec=codec)
     for step in range(2):
         both.backward(squares, batch()[: sum(both.shares)], step=step)
         both.check()
         both.zero_grad()
     wanted = [name for name, _ in both.model.named_parameters()]
     assert sorted(codec.names) == sorted(wanted * 2)
+    # Of a matrix that is not moved anyway.
+    assert codec.weights == ({1.0, both.shares[place.rank] / sum(both.shares)} if weighs else {1.0})
     both.parallel.close()
 
 
-def test_a_codec_reduces_what_it_is_given() -> None:
-    run(check_codec, 2)
+@pytest.mark.parametrize("weighs", [False, True])
+def test_a_codec_reduces_what_it_is_given(weighs: bool) -> None:
+    run(check_codec, 2, weighs)
+
+
+def check_low_rank(place: Place) -> None:
+    both = Together(place, large_net(), codec=PowerSgdCodec(rank=30))
+    for step in range(3):
+        both.backward(squares, batch(step)[: sum(both.shares)], step=step)
+        both.check()
+        both.zero_grad()
+    both.parallel.close()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_gradients_of_a_few_samples_have_a_low_rank(size: int) -> None:
+    run(check_low_rank, size)
 
 
 def check_compiled(place: Place) -> None:

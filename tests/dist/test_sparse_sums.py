@@ -38,18 +38,26 @@ def values(seed: int) -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
 
 
+def weight(rank: int, size: int) -> float:
+    """A rank's part of the samples: ranks have 1, 2, ... of them."""
+    return (rank + 1) / (size * (size + 1) / 2)
+
+
+def gradient(rank: int, step: int) -> dict[str, Tensor]:
+    return values(1000 * step + rank)
+
+
 def share(rank: int, step: int, size: int) -> dict[str, Tensor]:
-    """A rank's gradient, weighted by its samples: ranks have 1, 2, ... of them."""
-    weight = (rank + 1) / (size * (size + 1) / 2)
-    return {name: gradient * weight for name, gradient in values(1000 * step + rank).items()}
+    """A rank's gradient, weighted by its samples."""
+    return {name: numbers * weight(rank, size) for name, numbers in gradient(rank, step).items()}
 
 
-def bucket_of(tensors: dict[str, Tensor]) -> Bucket:
+def bucket_of(tensors: dict[str, Tensor], weight: float = 1.0) -> Bucket:
     parts, begin = [], 0
     for name, tensor in tensors.items():
         parts.append(Part(name, tuple(tensor.shape), begin, begin + tensor.numel()))
         begin += tensor.numel()
-    return Bucket(torch.cat([tensor.reshape(-1) for tensor in tensors.values()]), tuple(parts))
+    return Bucket(torch.cat([tensor.reshape(-1) for tensor in tensors.values()]), tuple(parts), weight)
 
 
 def cut(bucket: Bucket) -> dict[str, Tensor]:
@@ -72,12 +80,12 @@ def train(place: Place, variants: list[dict[str, Any]]) -> list[dict[str, Tensor
         codec.attach(parameters, optimizer)
         for step in range(STEPS):
             codec.begin_step(step / 4)
-            mine = share(place.rank, step, place.size)
+            mine = gradient(place.rank, step)
             for names in (("w", "bias"), ("conv", "one")):
-                bucket = bucket_of({name: mine[name] for name in names})
+                bucket = bucket_of({name: mine[name] for name in names}, weight(place.rank, place.size))
                 codec.reduce(bucket, group)
-                for name, gradient in cut(bucket).items():
-                    parameters[name].grad = gradient
+                for name, total in cut(bucket).items():
+                    parameters[name].grad = total
             optimizer.step()
         results.append({name: p.detach() for name, p in parameters.items()})
     group.close()
@@ -116,11 +124,11 @@ def compress_steps(place: Place, sparsity: float, options: dict[str, Any], clip:
     totals = []
     for step in range(STEPS):
         codec.begin_step(step)
-        bucket = bucket_of(share(place.rank, step, place.size))
+        bucket = bucket_of(gradient(place.rank, step), weight(place.rank, place.size))
         codec.reduce(bucket, group)
         totals.append(bucket.flat.clone())
-        for name, gradient in cut(bucket).items():
-            parameters[name].grad = gradient
+        for name, total in cut(bucket).items():
+            parameters[name].grad = total
         optimizer.step()
     state = codec.state_dict(group)
     group.close()

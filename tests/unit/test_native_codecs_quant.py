@@ -129,11 +129,13 @@ def test_low_rank_products(rows: int, columns: int, rank: int, seed: int) -> Non
     shape = (rows, columns, rank)
     values, start = torch.randn(rows, columns, generator=rng), torch.randn(rank, columns, generator=rng)
     before, other_q = torch.randn(rows, columns, generator=rng), torch.randn(rank, columns, generator=rng)
-    summed, results = start @ (values + before).T, []
+    weight = 0.5  # a power of two: exact, fused or not
+    summed, results = start @ (weight * values + before).T, []
     for isa in ISAS:
         matrix, p, q = before.clone(), torch.empty(rank, rows), torch.empty(rank, columns)
-        _native.low_rank_project(p.data_ptr(), matrix.data_ptr(), values.data_ptr(), start.data_ptr(), shape, isa)
-        assert torch.equal(matrix, values + before)
+        addresses = [tensor.data_ptr() for tensor in (p, matrix, values, start)]
+        _native.low_rank_project(*addresses[:3], weight, addresses[3], shape, isa)
+        assert torch.equal(matrix, weight * values + before)
         torch.testing.assert_close(p, summed, rtol=1e-4, atol=1e-4)
         p = summed.clone()
         _native.low_rank_project_back(q.data_ptr(), matrix.data_ptr(), p.data_ptr(), shape, isa)
@@ -165,4 +167,4 @@ def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="sources is empty"):
         _native.dequantise(8, 8, [], 1)
     with pytest.raises(ValueError, match="shape is 0 x 4 of rank 1: each must be 1 or more"):
-        _native.low_rank_project(8, 8, 8, 8, (0, 4, 1))
+        _native.low_rank_project(8, 8, 8, 1.0, 8, (0, 4, 1))
