@@ -57,16 +57,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("told", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--optimizer", choices=["sgd", "lars", "adamw"], default="sgd")
     parser.add_argument("--lr", type=float, default=0.1)
-    parser.add_argument("--lr-1d", type=float, default=0.4, help="of LARS, for biases and scales")
+    parser.add_argument("--lr-1d", type=float, default=0.1, help="of LARS, for biases and scales")
     options = parser.parse_args()
     fleet = argosy.init()
     torch.manual_seed(options.seed)
     x, y, test_x, test_y = images()
-    model = residual_net([16, 32, 64], blocks=3, stride=2)
+    # Channels last: a third less time.
+    model = residual_net([16, 32, 64], blocks=3, stride=2).to(memory_format=torch.channels_last)
     decay = 5e-4
     if options.optimizer == "lars":
         matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
