@@ -26,7 +26,7 @@ from suite import Part, main
 SCRIPT = Path(__file__).parent / "accuracy_train.py"
 DEADLINE_SECONDS = 1800
 EXACT = "exact"
-EPOCHS, MANY_EPOCHS = 12, 50
+EPOCHS, MANY_EPOCHS = 12, 60
 ADAMW = {"optimizer": "adamw", "lr": "0.002"}
 
 
