@@ -16,6 +16,8 @@ def broadcast_tensor(tensor: Tensor, group: Group) -> None:
         return
     raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     group.broadcast(raw)
+    if raw.data_ptr() == tensor.data_ptr():
+        return  # it was received where it belongs
     with torch.no_grad():
         tensor.copy_(raw.view(tensor.dtype).view(tensor.shape))
 

@@ -217,7 +217,8 @@ class Kinds(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(4)
-        self.conv = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+        convolutions = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 8, 1))
+        self.conv = convolutions.to(memory_format=torch.channels_last)
         self.wide = nn.Parameter(torch.randn(8, dtype=torch.float64))
         self.waves = nn.Parameter(torch.randn(8, dtype=torch.complex64))
 
