@@ -12,6 +12,8 @@ replace it.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -125,6 +127,17 @@ class Made(Sequence[Round]):
 
     def __iter__(self) -> Iterator[Round]:
         return map(self._make, range(self._length))
+
+
+def in_turn(*parts: Sequence[Round]) -> Made:
+    """The rounds of several schedules, one behind the other, made when they are asked for."""
+    ends = list(itertools.accumulate(len(part) for part in parts))
+
+    def make(number: int) -> Round:
+        which = bisect.bisect_right(ends, number)
+        return parts[which][number - ends[which]]
+
+    return Made(ends[-1], make)
 
 
 def transfers(

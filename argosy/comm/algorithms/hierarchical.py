@@ -7,10 +7,12 @@ all-reduce it, all segments side by side, sharing the host's link. At last the o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from argosy.comm.algorithms import ring
-from argosy.comm.schedule import Collective, Round, Schedule, together, transfers
+from argosy.comm.schedule import Collective, Made, Round, Schedule, in_turn, together, transfers
 from argosy.comm.topology import Topology
 
 
@@ -21,8 +23,9 @@ def all_reduce(topology: Topology) -> Schedule:
     part = len(hosts)  # slots in a segment: one for each host of the ring between them
     collecting = together([_collect(np.array(members), owners, part) for members in hosts])
     handing_out = [transfers(r.target, r.source, r.begin, width=r.width, reduce=False) for r in reversed(collecting)]
-    between = together([_across(hosts, owner, part) for owner in range(owners)])
-    rounds = [*collecting, *between, *handing_out]
+    segments = np.array([[members[owner] for members in hosts] for owner in range(owners)])
+    reducing, gathering = (_across(segments, rounds) for rounds in (ring.reduce_rounds(part), ring.gather_rounds(part)))
+    rounds = in_turn(collecting, reducing, gathering, handing_out)
     return Schedule("hierarchical", Collective.ALL_REDUCE, topology.ranks, owners * part, rounds)
 
 
@@ -36,8 +39,18 @@ def _collect(members: np.ndarray, owners: int, part: int) -> list[Round]:
     return rounds
 
 
-def _across(hosts: list[list[int]], owner: int, part: int) -> list[Round]:
-    """The ring among the owners of one segment."""
-    members = np.array([ranks[owner] for ranks in hosts])
-    rounds = [*ring.reduce_rounds(part), *ring.gather_rounds(part)]
-    return [transfers(members[r.source], members[r.target], r.begin + owner * part, reduce=r.reduce) for r in rounds]
+def _across(segments: np.ndarray, rounds: Made) -> Sequence[Round]:
+    """Rounds of a ring among hosts, as rounds of the rings of all segments; `segments` has the owners of each."""
+    if not len(rounds):
+        return []
+    owners, part = segments.shape
+    ring_round = rounds[0]
+    reduce = np.tile(ring_round.reduce, owners)
+    same = transfers(segments[:, ring_round.source].ravel(), segments[:, ring_round.target].ravel(), 0, reduce=reduce)
+    segment_begin = np.repeat(np.arange(owners, dtype=np.int32) * part, part)
+
+    def make(number: int) -> Round:
+        begin = np.tile(rounds[number].begin, owners) + segment_begin
+        return same._replace(begin=begin, into=begin)
+
+    return Made(len(rounds), make)

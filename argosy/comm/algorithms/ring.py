@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from argosy.comm.schedule import Collective, Made, Round, Schedule, transfers
+from argosy.comm.schedule import Collective, Made, Round, Schedule, in_turn, transfers
 from argosy.comm.topology import Topology
 
 
@@ -47,7 +47,5 @@ def all_gather(topology: Topology) -> Schedule:
 def all_reduce(topology: Topology) -> Schedule:
     """2 (N - 1) rounds; every rank sends 2 (N - 1) / N of its data."""
     ranks = topology.ranks
-    first, second = reduce_rounds(ranks), gather_rounds(ranks)
-    half = len(first)
-    rounds = Made(2 * half, lambda number: first[number] if number < half else second[number - half])
+    rounds = in_turn(reduce_rounds(ranks), gather_rounds(ranks))
     return Schedule("ring", Collective.ALL_REDUCE, ranks, ranks, rounds)
