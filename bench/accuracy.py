@@ -128,6 +128,7 @@ def behind(report: Report, better: str, other: str) -> Value | None:
 
 PARTS = {
     "lossy": table([run for run in RUNS if run.name == EXACT or run.within is not None]),
+    "local": table([Run("sync=local:2", "sync=local:2")]),
     "large-batch": table(LARGE, MANY_EPOCHS, SMALL),
     "others": table([run for run in RUNS if run.name != EXACT and run.within is None]),
 }
