@@ -130,15 +130,6 @@ def sparse_add(out: int, count: int, values: int, gaps: int, entries: int) -> No
         ValueError: an entry is for an element beyond the end.
     """
 
-def sparse_places(count: int, gaps: list[int], entries: int, places: int) -> int:
-    """Write which elements these messages have entries for, each once, as 64-bit numbers; returns how many.
-
-    There must be room for as many as the messages have entries.
-
-    Raises:
-        ValueError: an entry is for an element beyond the end.
-    """
-
 def guard(fd: int) -> None:
     """Kill this process's whole group (SIGKILL) when the other end of `fd` is closed.
 

@@ -2,12 +2,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string_view.h>
-#include <nanobind/stl/vector.h>
 
 #include <optional>
 #include <stdexcept>
 #include <string_view>
-#include <vector>
 
 #include "codec_sparse.h"
 
@@ -71,14 +69,4 @@ void bind_codecs_sparse(nb::module_& m) {
         sparse_add(at<float>(out), count, at<const float>(values), at<const std::uint16_t>(gaps), entries);
       },
       "out"_a, "count"_a, "values"_a, "gaps"_a, "entries"_a);
-
-  m.def(
-      "sparse_places",
-      [](std::size_t count, const std::vector<Address>& gaps, std::size_t entries, Address places) {
-        std::vector<const std::uint16_t*> messages;
-        for (const Address message : gaps) messages.push_back(at<const std::uint16_t>(message));
-        const nb::gil_scoped_release release;
-        return sparse_places(count, messages, entries, at<std::int64_t>(places));
-      },
-      "count"_a, "gaps"_a, "entries"_a, "places"_a);
 }

@@ -170,11 +170,7 @@ std::size_t sparse_compress(const Share& share, std::size_t k, float* values, st
 
 void sparse_drain(const Share& share, std::optional<std::string_view> isa) { kernels_of(isa).drain(share); }
 
-namespace {
-
-// Calls `visit(entry, index)` for all entries of a message.
-template <class Visit>
-void follow(std::size_t count, const std::uint16_t* gaps, std::size_t entries, Visit visit) {
+void sparse_add(float* out, std::size_t count, const float* values, const std::uint16_t* gaps, std::size_t entries) {
   std::size_t index = 0;
   for (std::size_t entry = 0; entry < entries; ++entry) {
     index += gaps[entry];
@@ -182,27 +178,8 @@ void follow(std::size_t count, const std::uint16_t* gaps, std::size_t entries, V
       throw std::invalid_argument("entry " + std::to_string(entry) + " is for element " + std::to_string(index) +
                                   " of " + std::to_string(count) + ": these are not entries of this tensor");
     }
-    visit(entry, index);
+    out[index] += values[entry];
   }
-}
-
-}  // namespace
-
-void sparse_add(float* out, std::size_t count, const float* values, const std::uint16_t* gaps, std::size_t entries) {
-  follow(count, gaps, entries, [&](std::size_t entry, std::size_t index) { out[index] += values[entry]; });
-}
-
-std::size_t sparse_places(std::size_t count, std::span<const std::uint16_t* const> gaps, std::size_t entries,
-                          std::int64_t* places) {
-  std::vector<bool> seen(count);
-  std::size_t found = 0;
-  for (const std::uint16_t* const message : gaps) {
-    follow(count, message, entries, [&](std::size_t, std::size_t index) {
-      if (!seen[index]) places[found++] = static_cast<std::int64_t>(index);
-      seen[index] = true;
-    });
-  }
-  return found;
 }
 
 }  // namespace argosy

@@ -11,9 +11,7 @@
 // the entries of a tensor. Entries that are not needed repeat the last index, with a zero to add.
 #pragma once
 
-#include <cstdint>
 #include <optional>
-#include <span>
 #include <string_view>
 
 #include "codec_sparse_types.h"
@@ -33,9 +31,5 @@ void sparse_drain(const Share& share, std::optional<std::string_view> isa);
 
 // Adds entries to a tensor. Throws std::invalid_argument if they lead beyond its end.
 void sparse_add(float* out, std::size_t count, const float* values, const std::uint16_t* gaps, std::size_t entries);
-
-// Writes which elements several messages have entries for, each once; returns how many. Throws as `sparse_add` does.
-std::size_t sparse_places(std::size_t count, std::span<const std::uint16_t* const> gaps, std::size_t entries,
-                          std::int64_t* places);
 
 }  // namespace argosy

@@ -189,9 +189,7 @@ bool Run::push(Peer& peer) {
     if (step.bytes > 0) {
       const std::size_t length = std::min(move.chunk, step.bytes - move.next);
       const std::byte* const payload = step.address + move.next;
-      if (number != next_send() || peer.flight_count == kFlights || !clear(number, payload, payload + length)) break;
-      if (sent_to_ != &peer && sent_to_ != nullptr && sent_to_->flight_count > 0)
-        break;  // see [Note: order on the wire]
+      if (!its_turn(peer, number) || peer.flight_count == kFlights || !clear(number, payload, payload + length)) break;
       Frame frame = program_.operation;
       frame.type = Frame::Type::data;
       frame.message = static_cast<std::uint32_t>(peer.sending);

@@ -214,6 +214,8 @@ class EngineGroup(Group):
         """Send a part of `tensor` to every member, and fill `out` with what they send; splits are in elements."""
         if out.dtype != tensor.dtype:
             raise ValueError(f"all_to_all: out is {out.dtype} and the tensor {tensor.dtype}; they must be the same")
+        if max(out.data_ptr(), tensor.data_ptr()) < min(t.data_ptr() + t.nbytes for t in (out, tensor)):
+            raise ValueError("all_to_all: out and the tensor share memory; give it another tensor to fill")
         sizes = [self._split_bytes("out", out, out_splits), self._split_bytes("tensor", tensor, in_splits)]
         # What each pair exchanges may differ, so the ranks compare the splits instead of one count.
         return self._start(

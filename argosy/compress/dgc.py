@@ -35,10 +35,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from argosy._native import sparse_drain, sparse_places
+from argosy._native import sparse_drain
 from argosy.comm.engine import EngineGroup
 from argosy.compress.codec import Bucket, Part
-from argosy.compress.short_step import ShortSteps
 from argosy.compress.sparse import Kept, Rule, SparseCodec, numbers_of, of_size
 from argosy.compress.takeover import TakenOver
 
@@ -73,7 +72,6 @@ class DgcCodec(SparseCodec):
         self._final, self._warmup_epochs, self._clip = sparsity, warmup_epochs, clip
         self._sparsity = sparsity_at(0, sparsity, warmup_epochs)
         self._taken: list[TakenOver] = []
-        self._short = ShortSteps()
         self._velocity: dict[str, Tensor] = {}  # of small tensors: the same on all workers
 
     def attach(self, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:
@@ -81,7 +79,7 @@ class DgcCodec(SparseCodec):
         for taken in [taken for taken in self._taken if taken.optimizer is optimizer]:
             taken.close()
             self._taken.remove(taken)
-        self._taken.append(TakenOver(parameters, optimizer, self._short))
+        self._taken.append(TakenOver(parameters, optimizer))
 
     def begin_step(self, epoch: float) -> None:
         """Take the sparsity of this epoch."""
@@ -104,8 +102,6 @@ class DgcCodec(SparseCodec):
                 "compress=dgc applies momentum and weight decay itself, and does not know the optimizer; give it to "
                 "fleet.distribute together with the model: fleet.distribute(model, optimizer, loader)"
             )
-        for part in bucket.parts:
-            self._short.forget(part.name)
         super().reduce(bucket, group)
 
     def rule(self, part: Part, share: Tensor, weight: float, group: EngineGroup) -> Rule:
@@ -118,12 +114,6 @@ class DgcCodec(SparseCodec):
         scale = self._scale(share, 1.0, group)
         if scale != 1.0:
             share.mul_(scale)
-
-    def summed(self, part: Part, total: Tensor, gaps: list[int], entries: int) -> None:
-        """Let SGD step where something has come."""
-        places = torch.empty(len(gaps) * entries, dtype=torch.int64)
-        found = sparse_places(total.numel(), gaps, entries, places.data_ptr())
-        self._short.note(part.name, total, places[:found])
 
     def finish(self, part: Part, total: Tensor) -> None:
         """Apply weight decay and momentum to a small tensor's sum."""

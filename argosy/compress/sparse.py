@@ -84,9 +84,6 @@ class SparseCodec(Codec):
     def prepare(self, part: Part, share: Tensor, group: EngineGroup) -> None:
         """Change a small tensor's share before it is summed."""
 
-    def summed(self, part: Part, total: Tensor, gaps: list[int], entries: int) -> None:
-        """A large tensor's sum is there, of so many entries of each worker, at these gaps."""
-
     def finish(self, part: Part, total: Tensor) -> None:
         """Change a small tensor's sum."""
 
@@ -159,9 +156,6 @@ class SparseCodec(Codec):
                 out = _view(bucket, part)
                 values, gaps = message.addresses(theirs, number)
                 sparse_add(out.data_ptr(), out.numel(), values, gaps, message.entries[number])
-        for number, part in enumerate(message.parts):
-            gaps_of_all = [message.addresses(theirs, number)[1] for theirs in everybodys.chunk(group.size)]
-            self.summed(part, _view(bucket, part), gaps_of_all, message.entries[number])
 
     def _drain(self, part: Part, bucket: Bucket, group: EngineGroup) -> None:
         """Add all that was kept to the share. Momentum stays: nothing was delayed, so none of it is stale."""

@@ -2,28 +2,30 @@
 
 While the optimizer steps, its param groups say that there is neither; after the step they say again what the user
 wrote, so schedulers that change them, and checkpoints, see nothing of it. torch calls no hook after a step that raises:
-what was set aside then is given back before the next step, and before the optimizer's state is saved.
+what was set aside then is given back before the next step, and before the optimizer's state is saved. Several models,
+each with a codec, may share an optimizer: what is set aside belongs to the optimizer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from argosy.compress.short_step import ShortSteps
-
 _TAKEN: Final = ("momentum", "dampening", "weight_decay")
 _Group = dict[str, Any]
+_Aside = list[tuple[_Group, dict[str, Any]]]
+_ASIDE: Final[WeakKeyDictionary[Optimizer, _Aside]] = WeakKeyDictionary()
 
 
 class TakenOver:
     """The hyperparameters of SGD for each parameter of a model, and the hooks that keep them from SGD itself."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer, short: ShortSteps) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:
         if type(optimizer) is not torch.optim.SGD:
             raise ValueError(
                 f"compress=dgc works with torch.optim.SGD, not with {type(optimizer).__name__}: it applies momentum "
@@ -31,8 +33,8 @@ class TakenOver:
                 f"gradients that arrive late and bundled is unknown; use torch.optim.SGD, or another codec, such as "
                 f"compress=powersgd or compress=int8"
             )
-        self._parameters, self.optimizer, self._short = parameters, optimizer, short
-        self._aside: list[tuple[_Group, dict[str, Any]]] = []
+        self._parameters, self.optimizer = parameters, optimizer
+        self._aside = _ASIDE.setdefault(optimizer, [])
         self._groups: dict[int, _Group] = {}
         self.look()
         self._hooks = [
@@ -72,15 +74,8 @@ class TakenOver:
         for group in self.optimizer.param_groups:
             self._aside.append((group, {key: group[key] for key in _TAKEN}))
             group.update(dict.fromkeys(_TAKEN, 0))
-        # SGD's fused step takes whole gradients only.
-        self._short.begin({name: p for name, p in self._parameters.items() if self._steps_short(p)})
-
-    def _steps_short(self, parameter: nn.Parameter) -> bool:
-        group = self._groups.get(id(parameter))
-        return group is not None and not group["fused"]
 
     def _give_back(self) -> None:
-        self._short.end()
         for group, values in self._aside:
             group.update(values)
         self._aside.clear()

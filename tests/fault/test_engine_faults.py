@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -311,10 +312,21 @@ def test_two_hundred_random_kills() -> None:
 
 
 def _open_files() -> list[str]:
+    """Those of this process and its descendants: other jobs on the machine have theirs."""
     links = []
-    for path in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            links.append(os.readlink(path))
-        except OSError:
-            continue
+    for pid in _family():
+        for path in Path(f"/proc/{pid}/fd").glob("*"):
+            with suppress(OSError):
+                links.append(os.readlink(path))
     return links
+
+
+def _family() -> set[int]:
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parents[int(path.parent.name)] = int(path.read_text().rsplit(")", 1)[1].split()[1])
+    family = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    return family

@@ -58,6 +58,7 @@ def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         (lambda g: dist.reduce_scatter(ones(2), [ones(3)]), r"input list\[0\] has 3 elements"),
         (lambda g: dist.scatter(ones(2), [ones(2), ones(2)]), "the input list has 2 tensors"),
         (lambda g: dist.all_to_all([ones(2)], [ones(2), ones(2)]), "2 inputs, and the group has 1 ranks"),
+        (lambda g: dist.all_to_all_single(*[ones(3)] * 2), "out and the tensor share memory; give it another"),
         (lambda g: dist.all_to_all_single(ones(3), ones(3), [2], [3]), r"output_split_sizes \[2\] must be 1 numbers"),
         (lambda g: g.allgather_coalesced([[ones(2)]], [ones(2), ones(2)]), "takes 1 lists of 2 outputs"),
         (lambda g: g._start_coalescing(torch.device("cpu")), "use _coalescing_manager.* without a device"),

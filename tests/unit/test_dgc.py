@@ -130,6 +130,27 @@ def test_sgd_steps_without_momentum_and_has_it_back_after() -> None:
     assert [(g["momentum"], g["weight_decay"]) for g in optimizer.param_groups] == [(0.9, 0.5), (0.9, 0)]
 
 
+def test_models_with_a_codec_each_may_share_an_optimizer() -> None:
+    names = ("one", "two")
+    parameters = {name: weight(2, 2) for name in names}
+    optimizer = torch.optim.SGD(parameters.values(), lr=1.0, momentum=0.9, weight_decay=0.1)
+    codecs = {name: DgcCodec() for name in names}
+    for name, codec in codecs.items():
+        codec.attach({name: parameters[name]}, optimizer)
+    for _ in range(2):
+        for parameter in parameters.values():
+            parameter.grad = torch.ones(2, 2)
+        before = {name: p.detach().clone() for name, p in parameters.items()}
+        optimizer.step()
+        for name, parameter in parameters.items():
+            assert torch.equal(parameter.detach(), before[name] - 1.0), "SGD has applied momentum or decay"
+        (group,) = optimizer.param_groups
+        assert (group["momentum"], group["weight_decay"]) == (0.9, 0.1)
+        assert all(
+            (codec._rule(name).momentum, codec._rule(name).decay) == (0.9, 0.1) for name, codec in codecs.items()
+        )
+
+
 def test_a_step_that_raises_loses_no_hyperparameter() -> None:
     parameters = {"w": weight(4, 4)}
     codec = DgcCodec()

@@ -180,17 +180,6 @@ def test_large_tensors_send_exactly_the_share(kind: str) -> None:
         assert sent[sent != 0].abs().min() >= kept.abs().max()
 
 
-def test_places_of_several_messages_are_told_once_each() -> None:
-    messages = [
-        torch.tensor(gaps, dtype=torch.int32).to(torch.uint16) for gaps in ([1, 2, 65535], [3, 0, 4], [1, 6, 0])
-    ]
-    places = torch.full((9,), -1)
-    count = _native.sparse_places(70_000, [address(gaps) for gaps in messages], 3, address(places))
-    assert places[:count].tolist() == [1, 3, 65538, 7]
-    with pytest.raises(ValueError, match="entry 2 is for element 65538 of 65538"):
-        _native.sparse_places(65538, [address(gaps) for gaps in messages], 3, address(places))
-
-
 def test_entries_of_another_tensor_are_refused() -> None:
     out, values, gaps = torch.zeros(10), torch.ones(2), torch.tensor([5, 5], dtype=torch.int16)
     with pytest.raises(ValueError, match="entry 1 is for element 10 of 10"):
