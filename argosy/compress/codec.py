@@ -12,7 +12,7 @@ of workers: what the workers have kept is added up when it is saved, and divided
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from argosy.comm.engine import EngineGroup
+from argosy.comm.pending import Pending
 
 
 @dataclass(frozen=True)
@@ -66,11 +67,17 @@ class Codec(ABC):
         """Gradients of another step will come; `epoch` counts finished epochs, with a fraction."""
 
     @abstractmethod
-    def reduce(self, bucket: Bucket, group: EngineGroup) -> None:
-        """Replace the bucket's numbers, this worker's share, by the sum over all workers.
+    def steps(self, bucket: Bucket, group: EngineGroup) -> Iterator[Pending]:
+        """Replace the bucket's numbers, this worker's share, by the sum over all workers, in steps.
 
-        All workers call it for the same buckets in the same order, not always on the same thread.
+        A step computes and starts an exchange; whoever runs the steps waits for it before the next. Meanwhile steps of
+        other buckets may run. All workers run the same steps in the same order, not always on the same thread.
         """
+
+    def reduce(self, bucket: Bucket, group: EngineGroup) -> None:
+        """All steps, one after the other."""
+        for exchange in self.steps(bucket, group):
+            exchange.wait()
 
     def state_dict(self, group: EngineGroup) -> dict[str, Any]:
         """What the workers have kept, added up; all of them call this and get the same. See [Note: kept]."""

@@ -27,7 +27,7 @@ gradient is known only when backward has ended, and by then most of it has been 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, Literal
 
@@ -37,6 +37,7 @@ from torch.optim import Optimizer
 
 from argosy._native import sparse_drain
 from argosy.comm.engine import EngineGroup
+from argosy.comm.pending import Pending
 from argosy.compress.codec import Bucket, Part
 from argosy.compress.sparse import Kept, Rule, SparseCodec, numbers_of, of_size
 from argosy.compress.takeover import TakenOver
@@ -95,14 +96,14 @@ class DgcCodec(SparseCodec):
         """What is left at the present sparsity."""
         return 1.0 - self._sparsity
 
-    def reduce(self, bucket: Bucket, group: EngineGroup) -> None:
+    def steps(self, bucket: Bucket, group: EngineGroup) -> Iterator[Pending]:
         """As all sparse codecs do, once it is known what steps."""
         if not self._taken:
             raise RuntimeError(
                 "compress=dgc applies momentum and weight decay itself, and does not know the optimizer; give it to "
                 "fleet.distribute together with the model: fleet.distribute(model, optimizer, loader)"
             )
-        super().reduce(bucket, group)
+        yield from super().steps(bucket, group)
 
     def rule(self, part: Part, share: Tensor, weight: float, group: EngineGroup) -> Rule:
         """The weight, clipping, this worker's part of weight decay, and momentum."""

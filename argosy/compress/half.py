@@ -12,12 +12,13 @@ maximum of their shares, one number. A sum that is finite stays finite; one that
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Final, Literal
 
 import torch
-from torch import Tensor
 
 from argosy.comm.engine import EngineGroup
+from argosy.comm.pending import Pending
 from argosy.compress.codec import Bucket, Codec
 from argosy.compress.kept import Scratch
 
@@ -37,29 +38,29 @@ class HalfCodec(Codec):
         self._type = _TYPES[kind]
         self._scratch = Scratch()
 
-    def reduce(self, bucket: Bucket, group: EngineGroup) -> None:
+    def steps(self, bucket: Bucket, group: EngineGroup) -> Iterator[Pending]:
         """Sum in 16 bits; the engine adds up in fp32 and rounds what it sends."""
-        flat = bucket.flat
+        flat, exponent = bucket.flat, 0
         if not flat.numel():
             return
-        wire = self._scratch.take("wire", flat.numel(), self._type, group)
-        exponent = self._agree(flat, group) if self._type == torch.float16 else 0
-        if exponent:
-            flat.mul_(2.0**exponent)
-        wire.copy_(flat)
-        group.all_reduce(wire)
-        self.bytes_sent += wire.nbytes
-        flat.copy_(wire)
+        if self._type == torch.float16:
+            least, greatest = torch.aminmax(flat)
+            top = torch.maximum(least.neg(), greatest).reshape(1)
+            self.bytes_sent += top.nbytes
+            yield group.all_reduce(top, "max", wait=False)
+            exponent = _exponent(float(top) * group.size)
+        with self._scratch.lend(group) as rooms:
+            wire = rooms.take("wire", flat.numel(), self._type)
+            wire.copy_(flat.mul_(2.0**exponent) if exponent else flat)
+            self.bytes_sent += wire.nbytes
+            yield group.all_reduce(wire, wait=False)
+            flat.copy_(wire)
         if exponent:
             flat.mul_(2.0**-exponent)
 
-    def _agree(self, flat: Tensor, group: EngineGroup) -> int:
-        """The power of two to multiply by: see [Note: fp16 does not overflow]."""
-        least, greatest = torch.aminmax(flat)
-        top = torch.maximum(least.neg(), greatest).reshape(1)
-        group.all_reduce(top, "max")
-        self.bytes_sent += top.nbytes
-        bound = float(top) * group.size
-        if not 0 < bound < math.inf:
-            return 0
-        return max(-126, min(126, _HIGHEST - math.frexp(bound)[1]))  # both it and its inverse are floats
+
+def _exponent(bound: float) -> int:
+    """The power of two to multiply by: see [Note: fp16 does not overflow]."""
+    if not 0 < bound < math.inf:
+        return 0
+    return max(-126, min(126, _HIGHEST - math.frexp(bound)[1]))  # both it and its inverse are floats

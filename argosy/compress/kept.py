@@ -6,7 +6,8 @@ Buckets may be cut anew between steps. What was held back belongs to the paramet
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -95,19 +96,34 @@ def address_of(bucket: Bucket) -> int:
     return flat.data_ptr()
 
 
+class Rooms:
+    """Room for what is sent and received, where the group reaches it fastest."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._rooms: dict[str, Tensor] = {}
+
+    def take(self, name: str, count: int, dtype: torch.dtype) -> Tensor:
+        """So many elements, with anything in them."""
+        room = self._rooms.get(name)
+        if room is None or room.numel() < count:
+            room = self._rooms[name] = self._group.empty(count, dtype=dtype)
+        return room[:count]
+
+
 class Scratch:
-    """Room for what is sent and received, where the group reaches it fastest. It serves bucket after bucket."""
+    """Rooms that serve bucket after bucket; several, if several buckets are under way at once."""
 
     def __init__(self) -> None:
         self._group: weakref.ref[Group] | None = None
-        self._rooms: dict[str, Tensor] = {}
+        self._free: list[Rooms] = []
 
-    def take(self, name: str, count: int, dtype: torch.dtype, group: Group) -> Tensor:
-        """So many elements, with anything in them."""
-        if self._group is None or self._group() is not group:
-            self._rooms.clear()
+    @contextmanager
+    def lend(self, group: Group) -> Iterator[Rooms]:
+        """Rooms for one bucket."""
+        if self._group is None or self._group() is not group:  # another group: its memory is elsewhere
+            self._free.clear()
             self._group = weakref.ref(group)
-        room = self._rooms.get(name)
-        if room is None or room.numel() < count:
-            room = self._rooms[name] = group.empty(count, dtype=dtype)
-        return room[:count]
+        rooms = self._free.pop() if self._free else Rooms(group)
+        yield rooms
+        self._free.append(rooms)

@@ -23,7 +23,7 @@ held back of it, and keep the Q they had.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +32,9 @@ from torch import Tensor
 
 from argosy._native import low_rank_expand, low_rank_project, low_rank_project_back, low_rank_restart
 from argosy.comm.engine import EngineGroup
+from argosy.comm.pending import Pending
 from argosy.compress.codec import Bucket, Codec, Part
-from argosy.compress.kept import Cuts, Residuals, Scratch, address_of
+from argosy.compress.kept import Cuts, Residuals, Rooms, Scratch, address_of
 
 
 @dataclass(frozen=True)
@@ -74,17 +75,21 @@ class PowerSgdCodec(Codec):
         self._plans = Cuts(self._plan)
         self._residuals, self._scratch = Residuals(), Scratch()
 
-    def reduce(self, bucket: Bucket, group: EngineGroup) -> None:
+    def steps(self, bucket: Bucket, group: EngineGroup) -> Iterator[Pending]:
         """One step of power iteration for each matrix: see above."""
         plan, flat = self._plans.of(bucket), bucket.flat
         if not plan.matrices:
-            group.all_reduce(flat.mul_(bucket.weight))
             self.bytes_sent += flat.nbytes
+            yield group.all_reduce(flat.mul_(bucket.weight), wait=False)
             return
-        share, residual = address_of(bucket), self._residuals.of(bucket)
-        p_sums = self._scratch.take("p", plan.p_numbers, torch.float32, group)
-        q_sums = self._scratch.take("q", plan.q_numbers, torch.float32, group)
-        own_qs = self._scratch.take("own q", plan.q_numbers, torch.float32, group)
+        with self._scratch.lend(group) as rooms:
+            yield from self._iterate(plan, bucket, rooms, group)
+
+    def _iterate(self, plan: _Plan, bucket: Bucket, rooms: Rooms, group: EngineGroup) -> Iterator[Pending]:
+        flat, share, residual = bucket.flat, address_of(bucket), self._residuals.of(bucket)
+        p_sums = rooms.take("p", plan.p_numbers, torch.float32)
+        q_sums = rooms.take("q", plan.q_numbers, torch.float32)
+        own_qs = rooms.take("own q", plan.q_numbers, torch.float32)
         kept, p, q, own_q = (numbers.data_ptr() for numbers in (residual, p_sums, q_sums, own_qs))
 
         for m in plan.matrices:
@@ -92,13 +97,13 @@ class PowerSgdCodec(Codec):
             low_rank_project(p + m.p_bytes, kept + at, share + at, bucket.weight, m.start.data_ptr(), m.shape)
         for part, place in plan.dense:
             torch.mul(flat[part.begin : part.end], bucket.weight, out=p_sums[place])
-        group.all_reduce(p_sums)
+        yield group.all_reduce(p_sums, wait=False)
         lost = _drop_broken(plan.matrices, [m.p for m in plan.matrices], residual, p_sums)
 
         for m in plan.matrices:
             low_rank_project_back(own_q + m.q_bytes, kept + m.at_bytes, p + m.p_bytes, m.shape)
         q_sums.copy_(own_qs)
-        group.all_reduce(q_sums)
+        yield group.all_reduce(q_sums, wait=False)
         lost += _drop_broken(plan.matrices, [m.q for m in plan.matrices], residual, q_sums, own_qs)
 
         for m in plan.matrices:

@@ -14,12 +14,14 @@ block is dropped: see [Note: records] in csrc/codec_quant_types.h.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
 
 from argosy._native import dequantise, quantise, quantised_record
 from argosy.comm.engine import EngineGroup
+from argosy.comm.pending import Pending
 from argosy.compress.codec import Bucket, Codec
 from argosy.compress.kept import Residuals, Scratch, address_of
 
@@ -35,7 +37,7 @@ class QuantisedCodec(Codec):
         self._block, self._record_bytes = quantised_record(bits)
         self._residuals, self._scratch = Residuals(), Scratch()
 
-    def reduce(self, bucket: Bucket, group: EngineGroup) -> None:
+    def steps(self, bucket: Bucket, group: EngineGroup) -> Iterator[Pending]:
         """Quantise, exchange, add up, quantise again, exchange: see above."""
         bits, count, rank, size = self._bits, bucket.flat.numel(), group.rank, group.size
         if not count:
@@ -45,27 +47,28 @@ class QuantisedCodec(Codec):
         cuts = [min(owner * blocks * self._block, count) for owner in range(size + 1)]
         share, residual = address_of(bucket), self._residuals.of(bucket).data_ptr()
 
-        sent = self._scratch.take("sent", (size - 1) * part_bytes, torch.uint8, group)
-        received = self._scratch.take("received", (size - 1) * part_bytes, torch.uint8, group)
-        own = self._scratch.take("own", part_bytes, torch.uint8, group)
-        whole = self._scratch.take("whole", size * part_bytes, torch.uint8, group)
+        with self._scratch.lend(group) as rooms:
+            sent = rooms.take("sent", (size - 1) * part_bytes, torch.uint8)
+            received = rooms.take("received", (size - 1) * part_bytes, torch.uint8)
+            own = rooms.take("own", part_bytes, torch.uint8)
+            whole = rooms.take("whole", size * part_bytes, torch.uint8)
+            self.bytes_sent += sent.nbytes + own.nbytes
 
-        records = sent.data_ptr()
-        for owner in range(size):
-            if owner != rank:
-                begin, part = 4 * cuts[owner], cuts[owner + 1] - cuts[owner]
-                quantise(bits, records, share + begin, residual + begin, part)
-                records += part_bytes
-        splits = [part_bytes if owner != rank else 0 for owner in range(size)]
-        group.all_to_all(received, sent, splits, splits)
+            records = sent.data_ptr()
+            for owner in range(size):
+                if owner != rank:
+                    begin, part = 4 * cuts[owner], cuts[owner + 1] - cuts[owner]
+                    quantise(bits, records, share + begin, residual + begin, part)
+                    records += part_bytes
+            splits = [part_bytes if owner != rank else 0 for owner in range(size)]
+            yield group.all_to_all(received, sent, splits, splits, wait=False)
 
-        begin, part = 4 * cuts[rank], cuts[rank + 1] - cuts[rank]
-        sources = [received.data_ptr() + number * part_bytes for number in range(size - 1)]
-        dequantise(bits, share + begin, sources, part, True)
-        quantise(bits, own.data_ptr(), share + begin, residual + begin, part)
-        group.all_gather_into(whole, own)
-        dequantise(bits, share, [whole.data_ptr()], count)
-        self.bytes_sent += sent.nbytes + own.nbytes
+            begin, part = 4 * cuts[rank], cuts[rank + 1] - cuts[rank]
+            sources = [received.data_ptr() + number * part_bytes for number in range(size - 1)]
+            dequantise(bits, share + begin, sources, part, True)
+            quantise(bits, own.data_ptr(), share + begin, residual + begin, part)
+            yield group.all_gather_into(whole, own, wait=False)
+            dequantise(bits, share, [whole.data_ptr()], count)
 
     def state_dict(self, group: EngineGroup) -> dict[str, Any]:
         """What was held back."""

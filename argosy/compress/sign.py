@@ -10,12 +10,14 @@ A number that is not finite makes its block NaN on all workers, and what was hel
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from argosy._native import dequantise, quantise, quantised_record
 from argosy.comm.engine import EngineGroup
+from argosy.comm.pending import Pending
 from argosy.compress.codec import Bucket, Codec
 from argosy.compress.kept import Residuals, Scratch, address_of
 
@@ -28,20 +30,21 @@ class SignCodec(Codec):
         self._block, self._record_bytes = quantised_record(1)
         self._residuals, self._scratch = Residuals(), Scratch()
 
-    def reduce(self, bucket: Bucket, group: EngineGroup) -> None:
+    def steps(self, bucket: Bucket, group: EngineGroup) -> Iterator[Pending]:
         """Exchange the signs, and add them up."""
         flat = bucket.flat
         if not flat.numel():
             return
         share, residual = address_of(bucket), self._residuals.of(bucket).data_ptr()
         size_bytes = -(-flat.numel() // self._block) * self._record_bytes
-        sent = self._scratch.take("sent", size_bytes, torch.uint8, group)
-        received = self._scratch.take("received", group.size * size_bytes, torch.uint8, group)
-        quantise(1, sent.data_ptr(), share, residual, flat.numel())
-        group.all_gather_into(received, sent)
-        self.bytes_sent += sent.nbytes
-        sources = [received.data_ptr() + rank * size_bytes for rank in range(group.size)]
-        dequantise(1, share, sources, flat.numel())
+        with self._scratch.lend(group) as rooms:
+            sent = rooms.take("sent", size_bytes, torch.uint8)
+            received = rooms.take("received", group.size * size_bytes, torch.uint8)
+            quantise(1, sent.data_ptr(), share, residual, flat.numel())
+            self.bytes_sent += sent.nbytes
+            yield group.all_gather_into(received, sent, wait=False)
+            sources = [received.data_ptr() + rank * size_bytes for rank in range(group.size)]
+            dequantise(1, share, sources, flat.numel())
 
     def state_dict(self, group: EngineGroup) -> dict[str, Any]:
         """What was held back."""

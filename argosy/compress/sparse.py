@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ from argosy.comm.pending import DONE, Pending
 from argosy.comm.schedule import Collective
 from argosy.comm.select import Selector
 from argosy.compress.codec import Bucket, Codec, Part
+from argosy.compress.kept import Rooms, Scratch
 
 _VALUE_BYTES, _GAP_BYTES = 4, 2
 # What it takes to choose and pack an entry, beyond what summing its tensor takes, and to add one. Measured on a Zen 4;
@@ -66,8 +67,7 @@ class SparseCodec(Codec):
         self._in_use: Rule | None = None
         self._exchange = exchange  # anything but auto is for tests and measurements
         self._kept: dict[str, Kept] = {}
-        self._group: EngineGroup | None = None
-        self._rooms: dict[str, Tensor] = {}
+        self._scratch = Scratch()
 
     @abstractmethod
     def suits(self, part: Part) -> bool:
@@ -87,10 +87,8 @@ class SparseCodec(Codec):
     def finish(self, part: Part, total: Tensor) -> None:
         """Change a small tensor's sum."""
 
-    def reduce(self, bucket: Bucket, group: EngineGroup) -> None:
+    def steps(self, bucket: Bucket, group: EngineGroup) -> Iterator[Pending]:
         """Sum a bucket over all workers: what is largest, or everything where that is cheaper."""
-        if group is not self._group:  # another group: its memory is elsewhere
-            self._group, self._rooms = group, {}
         large = [part for part in bucket.parts if self.suits(part)]
         small = [part for part in bucket.parts if not self.suits(part)]
         for part in small:
@@ -99,15 +97,16 @@ class SparseCodec(Codec):
             self.prepare(part, _view(bucket, part), group)
         message = _Message(large, self.fraction())
         if self._is_sparse(message, small, bucket, group):
-            summing = self._sum_small(small, bucket, group)
-            self._sum_large(message, bucket, group)
-            summing.wait()
-            self._take_small(small, bucket)
+            with self._scratch.lend(group) as rooms:
+                summing = self._sum_small(small, bucket, rooms, group)
+                yield from self._sum_large(message, bucket, rooms, group)
+                summing.wait()
+                self._take_small(small, bucket, rooms)
         else:
             for part in large:
                 self._drain(part, bucket, group)
-            group.all_reduce(bucket.flat)
             self.bytes_sent += bucket.flat.numel() * _VALUE_BYTES
+            yield group.all_reduce(bucket.flat, wait=False)
         for part in small:
             self.finish(part, _view(bucket, part))
 
@@ -135,22 +134,22 @@ class SparseCodec(Codec):
             return False
         if self._exchange != "auto":
             return self._exchange == "sparse"
-        small_bytes = sum(part.end - part.begin for part in small) * _VALUE_BYTES
+        small_bytes = _numbers_in(small) * _VALUE_BYTES
         gathering = _seconds(group.selector, Collective.ALL_GATHER, message.size_bytes * group.size)
         summing = _seconds(group.selector, Collective.ALL_REDUCE, small_bytes) if small else 0.0
         computing = sum(message.entries) * (_CHOOSING_SECONDS + group.size * _ADDING_SECONDS)
         whole = _seconds(group.selector, Collective.ALL_REDUCE, bucket.flat.numel() * _VALUE_BYTES)
         return gathering + summing + computing < whole
 
-    def _sum_large(self, message: _Message, bucket: Bucket, group: EngineGroup) -> None:
-        mine = self._room("message", message.size_bytes, torch.uint8, group)
+    def _sum_large(self, message: _Message, bucket: Bucket, rooms: Rooms, group: EngineGroup) -> Iterator[Pending]:
+        mine = rooms.take("message", message.size_bytes, torch.uint8)
         for number, (part, k) in enumerate(zip(message.parts, message.counts, strict=True)):
             values, gaps = message.addresses(mine, number)
             numbers = self._numbers(part, bucket, group)
             sparse_compress(*numbers, k, values, gaps)
-        everybodys = self._room("messages", message.size_bytes * group.size, torch.uint8, group)
-        group.all_gather_into(everybodys, mine)
+        everybodys = rooms.take("messages", message.size_bytes * group.size, torch.uint8)
         self.bytes_sent += message.size_bytes
+        yield group.all_gather_into(everybodys, mine, wait=False)
         for theirs in everybodys.chunk(group.size):
             for number, part in enumerate(message.parts):
                 out = _view(bucket, part)
@@ -172,27 +171,20 @@ class SparseCodec(Codec):
         self._in_use = rule  # it may hold the only reference to the numbers whose address goes to the native core
         return numbers_of(share, kept, rule)
 
-    def _sum_small(self, small: Sequence[Part], bucket: Bucket, group: EngineGroup) -> Pending:
+    def _sum_small(self, small: Sequence[Part], bucket: Bucket, rooms: Rooms, group: EngineGroup) -> Pending:
         if not small:
             return DONE
-        room = self._room("small", sum(part.end - part.begin for part in small), torch.float32, group)
+        room = rooms.take("small", _numbers_in(small), torch.float32)
         torch.cat([_view(bucket, part) for part in small], out=room)
         self.bytes_sent += room.numel() * _VALUE_BYTES
         return group.all_reduce(room, wait=False)
 
-    def _take_small(self, small: Sequence[Part], bucket: Bucket) -> None:
-        begin = 0
+    def _take_small(self, small: Sequence[Part], bucket: Bucket, rooms: Rooms) -> None:
+        sums, begin = rooms.take("small", _numbers_in(small), torch.float32), 0
         for part in small:
             share = _view(bucket, part)
-            share.copy_(self._rooms["small"][begin : begin + share.numel()])
+            share.copy_(sums[begin : begin + share.numel()])
             begin += share.numel()
-
-    def _room(self, use: str, count: int, dtype: torch.dtype, group: EngineGroup) -> Tensor:
-        """Room for so many numbers, where the group reads it fastest; kept from bucket to bucket."""
-        room = self._rooms.get(use)
-        if room is None or room.numel() < count:
-            room = self._rooms[use] = group.empty(count, dtype=dtype)
-        return room[:count]
 
 
 class _Message:
@@ -244,6 +236,10 @@ def of_size(tensor: Tensor | None, part: Part) -> Tensor:
 
 def _address(tensor: Tensor | None) -> int:
     return tensor.data_ptr() if tensor is not None else 0
+
+
+def _numbers_in(parts: Sequence[Part]) -> int:
+    return sum(part.end - part.begin for part in parts)
 
 
 def _view(bucket: Bucket, part: Part) -> Tensor:

@@ -9,20 +9,22 @@ a worker has used: all start the same operations, and none waits for a gradient 
 [Note: whose time]
 Without a codec a bucket is handed to the engine. Its thread takes it when backward leaves it time, and what is left
 when backward ends runs in the thread that waits. A codec computes between its exchanges, so the reducer runs it on a
-thread of its own, bucket after bucket.
+thread of its own (`pipeline.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor, nn
 
 from argosy.comm.engine import EngineGroup
+from argosy.comm.pending import Pending
 from argosy.compress.codec import Codec
 from argosy.parallel.buckets import Filling, Place, lay_out
+from argosy.parallel.pipeline import Pipeline
 
 
 class Reducer:
@@ -40,6 +42,7 @@ class Reducer:
         self._group, self._codec, self._bucket_bytes, self.overlap = group, codec, bucket_bytes, overlap
         self._accumulates = accumulates
         self._thread = ThreadPoolExecutor(1, "argosy codec") if codec is not None else None
+        self._pipeline = Pipeline()  # that thread's
         self._fillings: list[Filling] = []
         self._places: dict[nn.Parameter, tuple[Filling, Place]] = {}
         self._arrived: dict[nn.Parameter, None] = {}  # in this pass, in order
@@ -93,22 +96,14 @@ class Reducer:
                 place.take(weight)
         used = {place.parameter for place in self.places if place.holds}
         self._start(whole=False)
-        for wait in self._started:
-            wait()
-        self._started.clear()
-        for filling in self._fillings:
-            filling.missing = len(filling.places)
+        self._wait()
         self.drop()
         return used
 
     def abort(self) -> None:
         """Forget a pass that has failed. What it has started is waited for: the others have started it too."""
-        for wait in self._started:
-            wait()
-        self._started.clear()
+        self._wait()
         self._arrived.clear()
-        for filling in self._fillings:
-            filling.missing = len(filling.places)
         self.drop()
 
     def drop(self) -> None:
@@ -149,15 +144,24 @@ class Reducer:
             self._started.append(self._reduce(filling))
 
     def _reduce(self, filling: Filling) -> Callable[[], object]:
-        if self._thread is None:
+        if self._thread is None or self._codec is None:
             return self._group.all_reduce(filling.flat, "avg" if self._averages else "sum", wait=False).wait
-        codec = self._codec
-        if filling.compressible and codec is not None:
-            done: Future[None] = self._thread.submit(codec.reduce, filling.bucket, self._group)
+        if filling.compressible:
+            steps = self._codec.steps(filling.bucket, self._group)
         else:
-            done = self._thread.submit(_sum, self._group, filling.flat)  # with a codec, gradients are weighted
-        return done.result
+            steps = _sum(self._group, filling.flat)  # with a codec, gradients are weighted
+        return self._thread.submit(self._pipeline.add, steps).result
+
+    def _wait(self) -> None:
+        """Return when the sums of all buckets that were started are there."""
+        if self._thread is not None:
+            self._started.append(self._thread.submit(self._pipeline.drain).result)
+        for wait in self._started:
+            wait()
+        self._started.clear()
+        for filling in self._fillings:
+            filling.missing = len(filling.places)
 
 
-def _sum(group: EngineGroup, flat: Tensor) -> None:
-    group.all_reduce(flat)
+def _sum(group: EngineGroup, flat: Tensor) -> Iterator[Pending]:
+    yield group.all_reduce(flat, wait=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from argosy.comm.engine import EngineGroup
+from argosy.comm.pending import Pending
 from argosy.compress.codec import Bucket, Codec
 from argosy.compress.powersgd import PowerSgdCodec
 from argosy.data.cursor import Cursor, Position
@@ -294,11 +295,11 @@ class Telling(Codec):
         self.names: list[str] = []
         self.weights: set[float] = set()
 
-    def reduce(self, bucket: Bucket, group: EngineGroup) -> None:
+    def steps(self, bucket: Bucket, group: EngineGroup) -> Iterator[Pending]:
         self.names += [part.name for part in bucket.parts]
         assert sum(part.end - part.begin for part in bucket.parts) == bucket.flat.numel()
         self.weights.add(bucket.weight)
-        group.all_reduce(bucket.flat.mul_(bucket.weight))
+        yield group.all_reduce(bucket.flat.mul_(bucket.weight), wait=False)
 
 
 def check_codec(place: Place, weighs: bool) -> None:

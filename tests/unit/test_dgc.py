@@ -37,9 +37,10 @@ class Mirrors:
         tensor.mul_(self.size)
         return DONE
 
-    def all_gather_into(self, out: Tensor, tensor: Tensor) -> None:
+    def all_gather_into(self, out: Tensor, tensor: Tensor, wait: bool = True) -> Any:
         self.done.append("all_gather")
         out.copy_(tensor.repeat(self.size))
+        return DONE
 
 
 def bucket_of(**tensors: Tensor) -> Bucket:
