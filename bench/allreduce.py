@@ -92,7 +92,7 @@ def claims_of_slow_link(report: Report) -> Iterator[Claim]:
     ours, gloo, wire = (report.find(SLOW, name, 64 * MIB) for name in (lineup.HIERARCHICAL, lineup.GLOO, WIRE))
     yield versus(f"{SLOW}, 64 MiB, hierarchical, against Gloo", gloo, ours, 1.4)
     # A host sends the half that it does not reduce and the half that it did: as much as the plain stream sends.
-    yield share(f"{SLOW}, 64 MiB, hierarchical, of the wire limit", wire, ours, 0.9)
+    yield share(f"{SLOW}, 64 MiB, hierarchical, of the wire limit", wire and wire.at_best(), ours, 0.9)
 
 
 def fast_link(report: Report, plan: Plan, quick: bool) -> None:

@@ -33,6 +33,10 @@ class Row:
         """The median over repeats."""
         return statistics.median(self.repeats)
 
+    def at_best(self) -> Row:
+        """As if all repeats had been like the fastest: the limit of what does not change, as a wire does not."""
+        return replace(self, repeats=(min(self.repeats),) * len(self.repeats))
+
     def as_json(self) -> dict[str, Any]:
         """The row with its median."""
         return {**asdict(self), "seconds": self.seconds}
@@ -144,12 +148,11 @@ def versus(name: str, peer: Row | None, ours: Row | None, target: float) -> Clai
 
 
 def share(name: str, limit: Row | None, ours: Row | None, target: float) -> Claim:
-    """The claim that we reach such a part of a limit, which is what was reached at best."""
+    """The claim that we reach such a part of a limit."""
     if limit is None or ours is None:
         return claim(name, None, target, "%")
-    best = min(limit.repeats)
-    detail = f"limit {in_time(best)} ({limit.contender}), {ours.contender} {in_time(ours.seconds)}"
-    return claim(name, spread([best / seconds for seconds in ours.repeats]), target, "%", detail=detail)
+    detail = f"limit {in_time(limit.seconds)} ({limit.contender}), {ours.contender} {in_time(ours.seconds)}"
+    return claim(name, ratio(limit, ours), target, "%", detail=detail)
 
 
 def machine() -> dict[str, Any]:
