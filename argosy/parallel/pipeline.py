@@ -2,8 +2,9 @@
 
 [Note: in step]
 Operations of a group must be started in the same order by all its members, whatever is ready first on each. So nothing
-here depends on time. When a bucket comes, its first step runs, then one step of each bucket before it, the latest first:
-what the oldest waits for has been under way the longest. When no more buckets come, those that are left go on by turns.
+here depends on time. When a bucket comes, its first step runs, then one step of each bucket before it, the latest
+first: what the oldest waits for has been under way the longest. When no more buckets come, those that are left go on by
+turns.
 """
 
 from __future__ import annotations
