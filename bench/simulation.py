@@ -102,11 +102,10 @@ def claims(points: Sequence[dict[str, Any]]) -> list[Claim]:
     off = [_off(point, point["measured"]) for point in points]
     worst = points[off.index(max(off))]
     repeats = spread([_off(worst, seconds) for seconds in worst["repeats"]])
-    pairs, wrong, unclear, missed = order(points)
+    pairs, wrong, missed = order(points)
     details = (
         f"{_name(worst)}; the median of {len(off)} is {statistics.median(off):.1%}",
         f"of {pairs} pairs that are simulated {TIE:.0%} apart{_listed(wrong)}; "
-        f"measured too close to tell: {len(unclear)}{_listed(unclear)}; "
         f"simulated alike, and measured {TIE:.0%} apart: {len(missed)}{_listed(missed)}",
     )
     return [
@@ -115,11 +114,11 @@ def claims(points: Sequence[dict[str, Any]]) -> list[Claim]:
     ]
 
 
-def order(points: Sequence[dict[str, Any]]) -> tuple[int, list[str], list[str], list[str]]:
-    """How many pairs the simulation puts in an order, those of them that were measured in another, and those of which
-    no order was measured, as repeats of both overlap; and those that it has alike, and which were measured apart.
+def order(points: Sequence[dict[str, Any]]) -> tuple[int, list[str], list[str]]:
+    """How many pairs the simulation puts in an order, those which were measured in another, however little; and those
+    that it has alike, and which were measured apart.
     """
-    pairs, wrong, unclear, missed = 0, [], [], []
+    pairs, wrong, missed = 0, [], []
     for number, one in enumerate(points):
         for two in points[number + 1 :]:
             if any(one[key] != two[key] for key in ("hosts", "per_host", "bytes")):
@@ -130,11 +129,8 @@ def order(points: Sequence[dict[str, Any]]) -> tuple[int, list[str], list[str], 
                 missed += [name] if abs(measured) >= TIE else []
                 continue
             pairs += 1
-            if max(one["repeats"]) >= min(two["repeats"]) and max(two["repeats"]) >= min(one["repeats"]):
-                unclear.append(name)
-            elif simulated * measured < 0:
-                wrong.append(name)
-    return pairs, wrong, unclear, missed
+            wrong += [name] if simulated * measured <= 0 else []
+    return pairs, wrong, missed
 
 
 def _listed(names: Sequence[str]) -> str:
