@@ -99,9 +99,8 @@ def address_of(bucket: Bucket) -> int:
 class Rooms:
     """Room for what is sent and received, where the group reaches it fastest."""
 
-    def __init__(self, group: Group) -> None:
-        self._group = group
-        self._rooms: dict[str, Tensor] = {}
+    def __init__(self, group: Group, rooms: dict[str, Tensor]) -> None:
+        self._group, self._rooms = group, rooms
 
     def take(self, name: str, count: int, dtype: torch.dtype) -> Tensor:
         """So many elements, with anything in them."""
@@ -116,7 +115,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._group: weakref.ref[Group] | None = None
-        self._free: list[Rooms] = []
+        self._free: list[dict[str, Tensor]] = []
 
     @contextmanager
     def lend(self, group: Group) -> Iterator[Rooms]:
@@ -124,6 +123,6 @@ class Scratch:
         if self._group is None or self._group() is not group:  # another group: its memory is elsewhere
             self._free.clear()
             self._group = weakref.ref(group)
-        rooms = self._free.pop() if self._free else Rooms(group)
-        yield rooms
-        self._free.append(rooms)
+        rooms = self._free.pop() if self._free else {}
+        yield Rooms(group, rooms)
+        self._free.append(rooms)  # not if it failed: what is under way may still write there
