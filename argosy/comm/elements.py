@@ -15,6 +15,11 @@ _MOVED = (torch.bool, torch.complex64, torch.complex128)
 _NUMBERS = {dtype: number for number, dtype in enumerate((*_FLOATS, *_INTEGERS, *_MOVED))}
 _RAW = {1: 12, 2: 13, 4: 14, 8: 15}  # other types are moved, and not reduced: by the bytes of an element
 REDUCIBLE = frozenset((*_FLOATS, *_INTEGERS))
+_BITWISE = ("band", "bor", "bxor")
+# The native number of a type, for each op that it can be reduced by.
+_REDUCED = {
+    op: {dtype: _NUMBERS[dtype] for dtype in REDUCIBLE if dtype in _INTEGERS or op not in _BITWISE} for op in OPS
+}
 
 
 def movable(tensor: Tensor) -> int:
@@ -36,16 +41,25 @@ def movable(tensor: Tensor) -> int:
     return number
 
 
+def as_it_is(tensor: Tensor, op: Op) -> int | None:
+    """The native number of a tensor's type, or None if the engine cannot reduce the tensor by `op` where it lies."""
+    number = _REDUCED[op].get(tensor.dtype)
+    if number is None or tensor.is_neg() or not tensor.is_contiguous() or not tensor.is_cpu:
+        return None
+    return number
+
+
 def reducible(tensor: Tensor, op: Op) -> int:
-    """The same, for a tensor that is to be reduced by `op`."""
-    number = movable(tensor)
+    """The same; raises for a tensor that the engine cannot reduce."""
     if op not in OPS:
         raise ValueError(f"op={op!r}: choose one of {', '.join(OPS)}")
+    number = as_it_is(tensor, op)
+    if number is not None:
+        return number
+    movable(tensor)
     if tensor.dtype not in REDUCIBLE:
         raise ValueError(f"{tensor.dtype} cannot be reduced; convert it to another type (bool to uint8, say)")
-    if number < len(_FLOATS) and OPS[op] >= OPS["band"]:
-        raise ValueError(f"{op} works on whole numbers, and the tensor is {tensor.dtype}")
-    return number
+    raise ValueError(f"{op} works on whole numbers, and the tensor is {tensor.dtype}")
 
 
 def check_sizes(name: str, larger: Tensor, smaller: Tensor, ranks: int) -> None:

@@ -27,7 +27,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from argosy._native import Engine, EngineError
 from argosy.comm.config import CommConfig
-from argosy.comm.elements import OPS, check_sizes, movable, reducible
+from argosy.comm.elements import OPS, as_it_is, check_sizes, movable, reducible
 from argosy.comm.errors import Aborted, CommError, Corrupted, DeadlinePassed, Mismatch, PeerLost
 from argosy.comm.group import Group, Op
 from argosy.comm.measure import measure
@@ -150,6 +150,18 @@ class EngineGroup(Group):
         """Replace `tensor` on every member by the members' tensors combined."""
         pointer = tensor.data_ptr()
         return self._run(wait, _ALL_REDUCE, reducible(tensor, op), OPS[op], 0, pointer, pointer, tensor)
+
+    def all_reduced(self, tensor: Tensor, op: Op) -> bool:
+        """The same by the shortest way; False, and nothing has happened, if the tensor cannot be reduced as it is."""
+        dtype = as_it_is(tensor, op)
+        if dtype is None or not self._direct:
+            return False
+        pointer = tensor.data_ptr()
+        try:
+            self._engine.run(_ALL_REDUCE, dtype, OPS[op], 0, 0, pointer, pointer, tensor.numel(), self.timeout_seconds)
+        except EngineError as error:
+            self._raise(error)
+        return True
 
     def broadcast(self, tensor: Tensor, root: int = 0, *, wait: bool = True) -> Pending:
         """Replace `tensor` on every member by that of `root`."""

@@ -23,7 +23,7 @@ from argosy.comm.errors import Aborted
 from argosy.comm.monitored import monitored_barrier
 from argosy.comm.pending import Pending
 from argosy.comm.staging import Finish, in_turn, put_back
-from argosy.comm.work import StartedWork, Watcher, as_one, finished
+from argosy.comm.work import StartedWork, Watcher, as_one
 
 NAME: Final = "argosy"
 
@@ -36,6 +36,10 @@ class _Left:
 
     def close(self) -> None:
         """Torch may shut a group down twice."""
+
+    def all_reduced(self, *arguments: object) -> bool:
+        """No short way is left."""
+        return False
 
     def __getattr__(self, operation: str) -> NoReturn:
         raise Aborted(f"{operation}: this process has left the group; dist.destroy_process_group was called")
@@ -132,7 +136,8 @@ class TorchGroup(ProcessGroup):
         """Whether the engine can run it to its end at once: nobody goes on meanwhile, and its deadline is the usual."""
         return not opts.asyncOp and opts.timeout.days < 0
 
-    def _work(self, pending: Pending, tensors: list[Tensor], opts: Any, finish: Finish | None = None) -> Work:
+    def _work(self, pending: Pending, tensors: list[Tensor], opts: Any, finish: Finish | None = None) -> Work | None:
+        """What torch is told of an operation: nothing, if it has ended and nobody asked for more."""
         timeout_seconds = None if opts.timeout.days < 0 else opts.timeout.total_seconds() or None
         if opts.asyncOp:
             return StartedWork(pending, tensors, self._watcher, timeout_seconds, finish)
@@ -140,9 +145,9 @@ class TorchGroup(ProcessGroup):
             pending.wait(timeout_seconds)
         if finish is not None:
             finish()
-        return finished(tensors)
+        return None
 
-    def _several(self, parts: Sequence[Pending], outputs: list[Tensor], places: list[Tensor], opts: Any) -> Work:
+    def _several(self, parts: Sequence[Pending], outputs: list[Tensor], places: list[Tensor], opts: Any) -> Work | None:
         """The work of operations whose results are in `places` and belong into `outputs`."""
         moves = [move for output, place in zip(outputs, places, strict=True) if (move := put_back(output, place))]
         return self._work(as_one(parts), outputs, opts, in_turn(moves))
