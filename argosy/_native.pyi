@@ -284,6 +284,9 @@ def crc32c(data: bytes, seed: int = 0, way: str | None = None) -> int:
     `way` is one of `crc32c_ways()`, for tests; the default is the first of them.
     """
 
+def copy_around(to: int, source: int, bytes: int) -> None:
+    """Copy bytes around the caches, as the engine does where ranks share none: here for tests."""
+
 def crc32c_ways() -> list[str]:
     """The ways in which this CPU can compute it, best first. All give the same value."""
 

@@ -20,6 +20,15 @@ namespace {
 
 constexpr auto kNap = std::chrono::milliseconds(20);  // a sleeper looks around this often
 
+// [Note: how to wait for a member]
+// A wait spins, then gives way, then sleeps. To wake a sleeper whose core has gone idle takes a hundred microseconds
+// and more on a virtual machine, in which the one that woke it may fall asleep itself, waiting for it: then each waits
+// for the other to wake up, in every operation, and what takes 70 microseconds takes 700. So a sleep that was short
+// shows that the wait was given up too early, and the next ones give way longer before they sleep; a long sleep, that
+// less would do.
+constexpr auto kShortSleep = std::chrono::milliseconds(1);
+constexpr int kLeastYields = 200, kMostYields = 6400;
+
 static_assert(sizeof(Board) <= Crew::kBoardBytes);
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 
@@ -64,11 +73,12 @@ void Crew::add(int rank, pid_t pid, Mapping mapping) {
   // With a core for each, a peer comes within microseconds, or is far away. With fewer, it may need this very core.
   const bool crowded = static_cast<int>(members_.size()) > usable_cores();
   spins_ = crowded ? 20 : 400;
-  yields_ = 200;
+  yields_ = kLeastYields;
   chunk_bytes_ = std::size_t{512} << 10;
 }
 
 void Crew::advance() {
+  giver_.settle();
   Board& mine = board(me_);
   mine.stage.store(++stage_, std::memory_order_seq_cst);
   if (mine.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(mine.stage);
@@ -109,6 +119,13 @@ void Crew::await(std::size_t member, Watch& watch) {
     sched_yield();
     if (has_come(member, std::memory_order_acquire)) return;
   }
+  const auto begin = std::chrono::steady_clock::now();
+  sleep_until_come(member, watch);
+  const bool brief = std::chrono::steady_clock::now() - begin < kShortSleep;
+  yields_ = brief ? std::min(2 * yields_, kMostYields) : std::max(yields_ / 2, kLeastYields);
+}
+
+void Crew::sleep_until_come(std::size_t member, Watch& watch) {
   Board& theirs = board(member);
   while (true) {
     theirs.sleepers.fetch_add(1, std::memory_order_seq_cst);

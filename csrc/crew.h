@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "failure.h"
+#include "giver.h"
 #include "heap.h"
 #include "operation.h"
 #include "watch.h"
@@ -69,6 +70,8 @@ class Crew {
   // Where this rank writes the `bytes` (kMaxSlotBytes or less) that it will show at the next meeting. All members ask
   // for the same, once before each meeting, also those that have nothing to show; or none does.
   std::byte* slot(std::size_t bytes);
+  // Copies into a slot.
+  Giver& giver() { return giver_; }
   // What a member has shown at the last meeting.
   const std::byte* shown(std::size_t member) const { return window(member) + shown_; }
 
@@ -111,6 +114,7 @@ class Crew {
   }
   void advance();
   void await(std::size_t member, Watch& watch);
+  void sleep_until_come(std::size_t member, Watch& watch);
   void set_state(Board::State state);
 
   Heap& own_;
@@ -119,6 +123,7 @@ class Crew {
   std::uint32_t stage_ = 0;
   std::size_t shown_ = 0, next_ = 0, end_ = 0;  // places in the window: the last slot, the next one, and its end
   int spins_ = 0, yields_ = 0;
+  Giver giver_;
   std::size_t chunk_bytes_ = 0;
 };
 

@@ -46,9 +46,9 @@ struct Local::Chunks {
     const std::size_t length = parts.length(owner);
     return done < length ? std::min(width, length - done) * element : 0;
   }
-  void give(std::byte* slot, std::size_t done) const {
+  void give(Giver& giver, std::byte* slot, std::size_t done) const {
     for (std::size_t owner = 0; owner < parts.parts; ++owner) {
-      if (owner != me) std::memcpy(slot + input(owner), part(owner, done), bytes(owner, done));
+      if (owner != me) giver.copy(slot + input(owner), part(owner, done), bytes(owner, done));
     }
   }
 
@@ -68,7 +68,7 @@ void Local::all_reduce(Notice notice, Reduction reduction, std::byte* data, std:
   if (heap_.holds(data, bytes)) {
     notice.offset = static_cast<std::uint64_t>(data - heap_.base());
   } else {
-    chunks.give(slot, 0);
+    chunks.give(crew_.giver(), slot, 0);
   }
   crew_.meet(notice, watch_);
   find_tensors(bytes) ? reduce_in_place(reduction, count) : reduce_staged(reduction, chunks);
@@ -179,10 +179,10 @@ void Local::reduce_staged(Reduction reduction, const Chunks& chunks) {
     for (std::size_t at = 0; at < mine; at += kStripBytes) {
       const std::size_t strip = std::min(kStripBytes, mine - at);
       reduction.kernel(chunks.part(me, done) + at, sources.address, members, strip / element);
-      std::memcpy(next + chunks.result() + at, chunks.part(me, done) + at, strip);
+      crew_.giver().copy(next + chunks.result() + at, chunks.part(me, done) + at, strip);
       for (std::size_t member = 0; member < members; ++member) sources.address[member] += strip;
     }
-    if (done + chunks.width < chunks.parts.longest()) chunks.give(next, done + chunks.width);
+    if (done + chunks.width < chunks.parts.longest()) chunks.give(crew_.giver(), next, done + chunks.width);
   }
   crew_.meet(watch_);
   take((chunks.parts.longest() - 1) / chunks.width * chunks.width);
@@ -198,8 +198,8 @@ void Local::reduce_parts(const Notice& notice, Reduction reduction, const std::b
     for (std::size_t owner = 0; owner < parts.parts; ++owner) {
       const std::size_t length = parts.length(owner);
       if (owner == me || done >= length) continue;
-      std::memcpy(slot + owner * stride, in + (parts.begin(owner) + done) * element,
-                  std::min(width, length - done) * element);
+      crew_.giver().copy(slot + owner * stride, in + (parts.begin(owner) + done) * element,
+                         std::min(width, length - done) * element);
     }
     done == 0 ? crew_.meet(notice, watch_) : crew_.meet(watch_);
     if (me >= parts.parts || done >= parts.length(me)) continue;
@@ -224,7 +224,7 @@ void Local::gather_parts(const Notice& notice, std::size_t element, const std::b
     std::byte* const slot = crew_.slot(std::min(width, longest) * element);
     if (me < parts.parts && bytes(me) > 0) {
       const std::byte* const given = mine + done * element;
-      std::memcpy(slot, given, bytes(me));
+      crew_.giver().copy(slot, given, bytes(me));
       if (place(me) != given) std::memcpy(place(me), given, bytes(me));
     }
     done == 0 ? crew_.meet(notice, watch_) : crew_.meet(watch_);
@@ -246,7 +246,7 @@ void Local::reduce(const Notice& notice, Reduction reduction, std::byte* data, s
       const std::size_t length = parts.length(owner);
       return done < length ? std::min(width, length - done) * element : 0;
     };
-    std::memcpy(crew_.slot(std::min(width, parts.longest()) * element), own.data() + done * element, bytes(me));
+    crew_.giver().copy(crew_.slot(std::min(width, parts.longest()) * element), own.data() + done * element, bytes(me));
     crew_.meet(watch_);
     if (me != root) continue;
     for (std::size_t owner = 0; owner < members; ++owner) {
@@ -261,7 +261,7 @@ void Local::broadcast(const Notice& notice, std::byte* data, std::size_t bytes, 
   for (std::size_t done = 0; done == 0 || done < bytes; done += chunk) {
     const std::size_t width = std::min(chunk, bytes - done);
     std::byte* const slot = crew_.slot(width);
-    if (crew_.me() == root) std::memcpy(slot, data + done, width);
+    if (crew_.me() == root) crew_.giver().copy(slot, data + done, width);
     done == 0 ? crew_.meet(notice, watch_) : crew_.meet(watch_);
     if (crew_.me() != root) std::memcpy(data + done, crew_.shown(root), width);
   }
@@ -272,7 +272,7 @@ void Local::gather(const Notice& notice, const std::byte* in, std::byte* out, st
   for (std::size_t done = 0; done == 0 || done < bytes; done += chunk) {
     const std::size_t width = std::min(chunk, bytes - done);
     std::byte* const slot = crew_.slot(width);
-    if (crew_.me() != root) std::memcpy(slot, in + done, width);
+    if (crew_.me() != root) crew_.giver().copy(slot, in + done, width);
     done == 0 ? crew_.meet(notice, watch_) : crew_.meet(watch_);
     if (crew_.me() != root) continue;
     for (std::size_t member = 0; member < crew_.size(); ++member) {

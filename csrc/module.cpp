@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "bind_engine.h"
+#include "giver.h"
 #include "guard.h"
 #include "reduce.h"
 
@@ -75,6 +76,14 @@ Runs without the GIL. `isa` names the instruction set to use, for tests; the def
 
   m.def("instruction_sets", &argosy::instruction_sets,
         "The instruction sets that `reduce` can use on this CPU, best first. All give the same bits.");
+
+  m.def(
+      "copy_around",
+      [](std::uintptr_t to, std::uintptr_t source, std::size_t bytes) {
+        argosy::copy_around(reinterpret_cast<std::byte*>(to), reinterpret_cast<const std::byte*>(source), bytes);
+      },
+      "to"_a, "source"_a, "bytes"_a,
+      "Copy bytes around the caches, as the engine does where ranks share none: here for tests.");
 
   m.def("guard", &argosy::guard, "fd"_a,
         R"(Kill this process's whole group when the other end of `fd`, a pipe or stream socket, is closed.
