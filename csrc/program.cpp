@@ -30,7 +30,7 @@ namespace {
 // short enough to lie in the cache between CRC, reduction and copy, and a message should have several, for sending,
 // receiving and reducing to overlap. Chunks of 16 KiB took half as long again as those of 64 KiB and more, between
 // which there was little to choose. Both ends of a message compute the same.
-constexpr std::size_t kLongChunk = 256 << 10, kShortChunk = 64 << 10, kChunksInMessage = 4;
+constexpr std::size_t kLongChunk = 256 << 10, kShortChunk = 64 << 10, kChunksInMessage = 16;
 
 constexpr std::size_t kWindow = 64;   // chunks of a message that may arrive before an earlier one
 constexpr std::size_t kFlights = 16;  // frames that a link has taken over and not sent wholly; a lane has one

@@ -31,8 +31,8 @@ from argosy.comm.topology import Topology
 
 Floats = npt.NDArray[np.float64]
 
-# As the engine cuts messages: into four, if the chunks are neither too short nor too long.
-_CHUNKS, _SHORT_CHUNK, _LONG_CHUNK = 4, 64 << 10, 256 << 10
+# As the engine cuts messages: into sixteen, if the chunks are neither too short nor too long.
+_CHUNKS, _SHORT_CHUNK, _LONG_CHUNK = 16, 64 << 10, 256 << 10
 # Between hosts chunks go side by side, one on each socket: the first is there when all of these are.
 _SOCKETS = 2
 
