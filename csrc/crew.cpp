@@ -28,6 +28,9 @@ constexpr auto kNap = std::chrono::milliseconds(20);  // a sleeper looks around 
 // less would do.
 constexpr auto kShortSleep = std::chrono::milliseconds(1);
 constexpr int kLeastYields = 200, kMostYields = 6400;
+// Where others compute, giving way takes as long as they like: a member's death must be seen meanwhile.
+constexpr auto kLongestYielding = std::chrono::milliseconds(20);
+constexpr int kYieldsBetweenLooks = 16;
 
 static_assert(sizeof(Board) <= Crew::kBoardBytes);
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
@@ -115,13 +118,16 @@ void Crew::await(std::size_t member, Watch& watch) {
     relax();
     if (has_come(member, std::memory_order_acquire)) return;
   }
-  for (int turn = 0; turn < yields_; ++turn) {
+  using Clock = std::chrono::steady_clock;
+  auto begin = Clock::now();
+  for (int turn = 1; turn <= yields_; ++turn) {
     sched_yield();
     if (has_come(member, std::memory_order_acquire)) return;
+    if (turn % kYieldsBetweenLooks == 0 && Clock::now() - begin > kLongestYielding) break;
   }
-  const auto begin = std::chrono::steady_clock::now();
+  begin = Clock::now();
   sleep_until_come(member, watch);
-  const bool brief = std::chrono::steady_clock::now() - begin < kShortSleep;
+  const bool brief = Clock::now() - begin < kShortSleep;
   yields_ = brief ? std::min(2 * yields_, kMostYields) : std::max(yields_ / 2, kLeastYields);
 }
 
