@@ -266,6 +266,9 @@ class Engine:
     def close(self) -> None:
         """Leave the group."""
 
+    def write_around(self, around: bool) -> None:
+        """Whether what others read is written around the caches, for tests; the engine decides by itself otherwise."""
+
     @property
     def broken(self) -> bool:
         """Whether an operation has failed, so that all later ones will."""
@@ -278,14 +281,14 @@ class Failure(RuntimeError):
     peer: int
     """The rank to blame, or -1."""
 
+def copy_around(to: int, source: int, bytes: int) -> None:
+    """Copy bytes around the caches, as the engine does where ranks share none: here for tests."""
+
 def crc32c(data: bytes, seed: int = 0, way: str | None = None) -> int:
     """The CRC32C of `data`, going on from `seed`: `crc32c(b, crc32c(a)) == crc32c(a + b)`.
 
     `way` is one of `crc32c_ways()`, for tests; the default is the first of them.
     """
-
-def copy_around(to: int, source: int, bytes: int) -> None:
-    """Copy bytes around the caches, as the engine does where ranks share none: here for tests."""
 
 def crc32c_ways() -> list[str]:
     """The ways in which this CPU can compute it, best first. All give the same value."""

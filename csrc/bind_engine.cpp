@@ -247,6 +247,8 @@ void bind_engine(nb::module_& m) {
             if (self.engine->owned()) self.engine->close();
           },
           nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "write_around", [](Handle& self, bool around) { self->write_around(around); }, "around"_a)
       .def_prop_ro("broken", [](Handle& self) { return self.engine->broken(); });
 }
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -26,11 +27,12 @@ constexpr auto kNap = std::chrono::milliseconds(20);  // a sleeper looks around 
 // for the other to wake up, in every operation, and what takes 70 microseconds takes 700. So a sleep that was short
 // shows that the wait was given up too early, and the next ones give way longer before they sleep; a long sleep, that
 // less would do.
+//
+// Giving way is measured in time and not in turns: where others compute, one turn takes as long as they like.
+using Clock = std::chrono::steady_clock;
 constexpr auto kShortSleep = std::chrono::milliseconds(1);
-constexpr int kLeastYields = 200, kMostYields = 6400;
-// Where others compute, giving way takes as long as they like: a member's death must be seen meanwhile.
-constexpr auto kLongestYielding = std::chrono::milliseconds(20);
-constexpr int kYieldsBetweenLooks = 16;
+constexpr Clock::duration kLeastPatience = std::chrono::microseconds(100),
+                          kMostPatience = std::chrono::microseconds(1600);
 
 static_assert(sizeof(Board) <= Crew::kBoardBytes);
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
@@ -76,7 +78,8 @@ void Crew::add(int rank, pid_t pid, Mapping mapping) {
   // With a core for each, a peer comes within microseconds, or is far away. With fewer, it may need this very core.
   const bool crowded = static_cast<int>(members_.size()) > usable_cores();
   spins_ = crowded ? 20 : 400;
-  yields_ = kLeastYields;
+  least_patience_ = crowded ? kMostPatience : kLeastPatience;
+  patience_ = least_patience_;
   chunk_bytes_ = std::size_t{512} << 10;
 }
 
@@ -118,17 +121,15 @@ void Crew::await(std::size_t member, Watch& watch) {
     relax();
     if (has_come(member, std::memory_order_acquire)) return;
   }
-  using Clock = std::chrono::steady_clock;
-  auto begin = Clock::now();
-  for (int turn = 1; turn <= yields_; ++turn) {
+  const auto begin = Clock::now();
+  auto now = begin;
+  for (; now - begin < patience_; now = Clock::now()) {
     sched_yield();
     if (has_come(member, std::memory_order_acquire)) return;
-    if (turn % kYieldsBetweenLooks == 0 && Clock::now() - begin > kLongestYielding) break;
   }
-  begin = Clock::now();
   sleep_until_come(member, watch);
-  const bool brief = Clock::now() - begin < kShortSleep;
-  yields_ = brief ? std::min(2 * yields_, kMostYields) : std::max(yields_ / 2, kLeastYields);
+  const bool brief = Clock::now() - now < kShortSleep;
+  patience_ = brief ? std::min(2 * patience_, kMostPatience) : std::max(patience_ / 2, least_patience_);
 }
 
 void Crew::sleep_until_come(std::size_t member, Watch& watch) {

@@ -16,6 +16,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -122,7 +123,8 @@ class Crew {
   std::size_t me_ = 0;
   std::uint32_t stage_ = 0;
   std::size_t shown_ = 0, next_ = 0, end_ = 0;  // places in the window: the last slot, the next one, and its end
-  int spins_ = 0, yields_ = 0;
+  int spins_ = 0;
+  std::chrono::steady_clock::duration least_patience_{}, patience_{};  // of giving way before a sleep
   Giver giver_;
   std::size_t chunk_bytes_ = 0;
 };

@@ -92,6 +92,8 @@ class Engine {
   // The same at once: what was started fails.
   void drop() { leave(false); }
   bool broken() const { return broken_; }
+  // Whether what others read is written around the caches, for tests: see [Note: near and far] in giver.h.
+  void write_around(bool around) { crew_.giver().force(around); }
 
   // A forked child has a copy of this object and no part in the group: it uses nothing of it but `forsake`, which lets
   // go of descriptors, lest the parent's connections outlive it. It never destroys it: threads and their locks are not

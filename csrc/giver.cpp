@@ -13,11 +13,16 @@ namespace argosy {
 namespace {
 
 constexpr std::size_t kLine = 64;
-constexpr std::size_t kTimedBytes = 16 << 10;  // the least that is timed
-// Around the caches a line costs some 6 ns, to write and to read. Through them 2 to 4, or 25 if it is far.
+// The least that is timed: of short copies much is still under way when they have ended. With more than 32 ranks on a
+// host there is nothing as long; these go through the caches.
+constexpr std::size_t kTimedBytes = 16 << 10;
+// Through the caches a line takes 2 to 4 ns, or 25 if it is far. Around them it takes 6, to write and to read.
 constexpr double kFarNanosecondsPerLine = 12;
-constexpr int kSlowToBeFar = 2;                        // one may have been interrupted
-constexpr int kTimedWhenNear = 8, kTimedWhenFar = 64;  // every so many copies; through the caches in any case
+constexpr int kSlowToTry = 2;  // one may have been interrupted
+// So much is copied between times. A trial lasts longer than the window is long: lines come anew that went through the
+// caches before. And of short copies alone, after which being far is forgotten.
+constexpr std::size_t kBytesNear = 512 << 10, kBytesOnTrial = 4 << 20, kBytesFar = 16 << 20, kBytesUntimed = 64 << 20;
+constexpr std::size_t kProbeBytes = 64 << 10;  // of a copy, where going through the caches takes long
 
 #if defined(__x86_64__)
 __attribute__((target("avx2"))) void stream_wide(std::byte* to, const std::byte* from, std::size_t bytes) {
@@ -55,13 +60,23 @@ void copy_around(std::byte* to, const std::byte* from, std::size_t bytes) { std:
 #endif
 
 void Giver::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
-  if (bytes >= kTimedBytes && ++since_ >= (far_ ? kTimedWhenFar : kTimedWhenNear)) {
-    timed(to, from, bytes);
-  } else if (far_) {
-    copy_around(to, from, bytes);
-  } else {
-    std::memcpy(to, from, bytes);
+  since_ += bytes;
+  if (!forced_ && bytes >= kTimedBytes && since_ >= (on_trial_ ? kBytesOnTrial : far_ ? kBytesFar : kBytesNear)) {
+    const std::size_t part = far_ ? std::min(bytes, kProbeBytes) : bytes;
+    timed(to, from, part);
+    to += part, from += part, bytes -= part;
   }
+  if (!far_) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  copy_around(to, from, bytes);
+  if (!forced_ && since_ >= kBytesUntimed) forget();
+}
+
+void Giver::forget() {
+  settle();
+  far_ = on_trial_ = false;
 }
 
 void Giver::settle() const {
@@ -69,13 +84,27 @@ void Giver::settle() const {
 }
 
 void Giver::timed(std::byte* to, const std::byte* from, std::size_t bytes) {
-  const auto begin = std::chrono::steady_clock::now();
-  std::memcpy(to, from, bytes);
-  const std::chrono::duration<double, std::nano> taken = std::chrono::steady_clock::now() - begin;
-  slow_ = taken.count() > kFarNanosecondsPerLine * static_cast<double>(bytes / kLine) ? slow_ + 1 : 0;
   settle();
-  far_ = slow_ >= kSlowToBeFar;
+  const auto begin = std::chrono::steady_clock::now();
+  if (on_trial_) {
+    copy_around(to, from, bytes);
+    fence();
+  } else {
+    std::memcpy(to, from, bytes);
+  }
+  const std::chrono::duration<double, std::nano> taken = std::chrono::steady_clock::now() - begin;
+  const double a_line = taken.count() / static_cast<double>(bytes / kLine);
   since_ = 0;
+  if (on_trial_) {
+    on_trial_ = false;
+    far_ = 2 * a_line < through_;
+    slow_ = 0;
+    return;
+  }
+  through_ = a_line;
+  slow_ = a_line > kFarNanosecondsPerLine ? slow_ + 1 : 0;
+  on_trial_ = !far_ && slow_ >= kSlowToTry;
+  far_ = on_trial_ || (far_ && slow_ > 0);
 }
 
 }  // namespace argosy

@@ -288,8 +288,12 @@ void Local::scatter(const Notice& notice, const std::byte* in, std::byte* out, s
     std::byte* const slot = crew_.slot(crew_.size() * chunk);
     if (crew_.me() == root) {
       for (std::size_t member = 0; member < crew_.size(); ++member) {
-        std::byte* const to = member == root ? out + done : slot + member * chunk;
-        std::memcpy(to, in + member * bytes + done, width);
+        const std::byte* const given = in + member * bytes + done;
+        if (member == root) {
+          std::memcpy(out + done, given, width);
+        } else {
+          crew_.giver().copy(slot + member * chunk, given, width);
+        }
       }
     }
     done == 0 ? crew_.meet(notice, watch_) : crew_.meet(watch_);
@@ -323,8 +327,12 @@ void Local::all_to_all(Notice notice, const std::byte* in, std::span<const std::
     const auto part = [&](std::size_t bytes) { return done < bytes ? std::min(chunk, bytes - done) : 0; };
     std::byte* const slot = crew_.slot(members * chunk);
     for (std::size_t member = 0; member < members; ++member) {
-      std::byte* const place = member == me ? to[me] : slot + member * chunk - done;
-      std::memcpy(place + done, from[member] + done, part(in_bytes[member]));
+      const std::byte* const given = from[member] + done;
+      if (member == me) {
+        std::memcpy(to[me] + done, given, part(in_bytes[member]));
+      } else {
+        crew_.giver().copy(slot + member * chunk, given, part(in_bytes[member]));
+      }
     }
     crew_.meet(watch_);
     for (std::size_t member = 0; member < members; ++member) {

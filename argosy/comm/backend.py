@@ -42,7 +42,7 @@ from argosy.comm.config import CommConfig
 from argosy.comm.engine import EngineGroup
 from argosy.comm.staging import OPS, dense, only, put_back, reducible, room
 from argosy.comm.torch_group import NAME, TorchGroup
-from argosy.comm.work import StartedWork, as_one
+from argosy.comm.work import StartedWork, as_one, finished
 from argosy.control.secret import Secret
 
 
@@ -84,7 +84,7 @@ class ArgosyProcessGroup(TorchGroup):
     reduce_scatter_single_coalesced, send and recv; it knows no others of a group that is written in Python.
     """
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> Work | None:
+    def allreduce(self, tensors: Any, opts: Any = None) -> Work:
         """Replace each rank's tensor by all of them combined."""
         if opts is None:
             opts = AllreduceOptions()
@@ -92,10 +92,10 @@ class ArgosyProcessGroup(TorchGroup):
         if len(tensors) == 1 and self._waits(opts):
             number = opts.reduceOp.op.value
             if number < len(OPS) and self._engine.all_reduced(tensors[0], OPS[number]):
-                return None
+                return finished(tensors)
         return self.allreduce_coalesced([only("all_reduce", tensors)], opts)
 
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work | None:
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
         """The same for several tensors."""
         opts = opts or AllreduceCoalescedOptions()
         if elsewhere := self._elsewhere(tensors):
@@ -104,7 +104,7 @@ class ArgosyProcessGroup(TorchGroup):
         parts = [self._engine.all_reduce(each.buffer, each.op, wait=self._waits(opts)) for each in ready]
         return self._several(parts, tensors, [each.dense for each in ready], opts)
 
-    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Work | None:
+    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Work:
         """Replace each rank's tensor by the root's."""
         opts = opts or BroadcastOptions()
         tensor = only("broadcast", tensors)
@@ -114,7 +114,7 @@ class ArgosyProcessGroup(TorchGroup):
         pending = self._engine.broadcast(body, opts.rootRank, wait=self._waits(opts))
         return self._work(pending, tensors, opts, put_back(tensor, body))
 
-    def reduce(self, tensors: list[Tensor], opts: Any = None) -> Work | None:
+    def reduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
         """Replace the root's tensor by all ranks' combined; the others keep theirs."""
         opts = opts or ReduceOptions()
         tensor = only("reduce", tensors)
@@ -125,7 +125,7 @@ class ArgosyProcessGroup(TorchGroup):
         finish = put_back(tensor, body) if opts.rootRank == self._engine.rank else None
         return self._work(pending, tensors, opts, finish)
 
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work | None:
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
         """Give every rank the tensors of all, in a list."""
         opts = opts or AllgatherOptions()
         if elsewhere := self._elsewhere(inputs):
@@ -140,7 +140,7 @@ class ArgosyProcessGroup(TorchGroup):
         everything = [place for places in outputs for place in places]
         return self._work(as_one(parts), everything, opts, staging.put_back_lists(outputs, flats))
 
-    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work | None:
+    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
         """The same for several tensors: `outputs[r][i]` is rank r's `inputs[i]`."""
         if len(outputs) != self._size or any(len(places) != len(inputs) for places in outputs):
             raise ValueError(
@@ -149,11 +149,11 @@ class ArgosyProcessGroup(TorchGroup):
             )
         return self.allgather([list(places) for places in zip(*outputs, strict=True)], inputs, opts)
 
-    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work | None:
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Give every rank the tensors of all, one behind the other in one tensor."""
         return self.all_gather_single_coalesced([output], [input], opts)
 
-    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work | None:
+    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         """The same for several tensors."""
         opts = opts or AllgatherOptions()
         self._pairs("all_gather_single", outputs, inputs)
@@ -167,7 +167,7 @@ class ArgosyProcessGroup(TorchGroup):
             parts.append(self._engine.all_gather_into(places[-1], body, wait=self._waits(opts)))
         return self._several(parts, outputs, places, opts)
 
-    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work | None:
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
         """Combine the lists of all ranks, and give each rank its own element."""
         opts = opts or ReduceScatterOptions()
         output, parts = only("reduce_scatter", outputs), inputs[0]
@@ -176,13 +176,11 @@ class ArgosyProcessGroup(TorchGroup):
         staging.one_for_each("reduce_scatter", self._size, output, parts, "the input list")
         return self.reduce_scatter_single(output, staging.flattened("reduce_scatter", parts), opts)
 
-    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work | None:
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Combine the tensors of all ranks, and give each rank its part of the result."""
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
-    def reduce_scatter_single_coalesced(
-        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
-    ) -> Work | None:
+    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         """The same for several tensors."""
         opts = opts or ReduceScatterOptions()
         self._pairs("reduce_scatter_single", outputs, inputs)
@@ -204,7 +202,7 @@ class ArgosyProcessGroup(TorchGroup):
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work | None:
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
         """Give the root the tensors of all ranks, in a list."""
         opts = opts or GatherOptions()
         tensor = only("gather", inputs)
@@ -219,7 +217,7 @@ class ArgosyProcessGroup(TorchGroup):
         pending = self._engine.gather(flat, dense("gather", tensor), opts.rootRank, wait=self._waits(opts))
         return self._work(pending, places, opts, finish)
 
-    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work | None:
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
         """Give each rank its element of the root's list."""
         opts = opts or ScatterOptions()
         output = only("scatter", outputs)
@@ -233,7 +231,7 @@ class ArgosyProcessGroup(TorchGroup):
         pending = self._engine.scatter(place, flat, opts.rootRank, wait=self._waits(opts))
         return self._work(pending, outputs, opts, put_back(output, place))
 
-    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work | None:
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         """Send `inputs[r]` to rank r, and receive `outputs[r]` from it."""
         opts = opts or AllToAllOptions()
         if elsewhere := self._elsewhere(inputs):
@@ -260,7 +258,7 @@ class ArgosyProcessGroup(TorchGroup):
         output_rows: list[int],
         input_rows: list[int],
         opts: Any = None,
-    ) -> Work | None:
+    ) -> Work:
         """The same for tensors that are cut along their first dimension, equally or as told."""
         opts = opts or AllToAllOptions()
         if elsewhere := self._elsewhere([input]):
@@ -278,7 +276,7 @@ class ArgosyProcessGroup(TorchGroup):
 
     alltoall_base = all_to_all_single
 
-    def barrier(self, opts: Any = None) -> Work | None:
+    def barrier(self, opts: Any = None) -> Work:
         """Return when every rank has called this."""
         opts = opts or BarrierOptions()
         if opts.device is not None and opts.device.type == "cuda":

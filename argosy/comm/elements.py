@@ -44,9 +44,9 @@ def movable(tensor: Tensor) -> int:
 def as_it_is(tensor: Tensor, op: Op) -> int | None:
     """The native number of a tensor's type, or None if the engine cannot reduce the tensor by `op` where it lies."""
     number = _REDUCED[op].get(tensor.dtype)
-    if number is None or tensor.is_neg() or not tensor.is_contiguous() or not tensor.is_cpu:
+    if number is None or tensor.layout is not torch.strided or tensor.is_neg():
         return None
-    return number
+    return number if tensor.is_contiguous() and tensor.is_cpu else None
 
 
 def reducible(tensor: Tensor, op: Op) -> int:

@@ -153,8 +153,8 @@ class EngineGroup(Group):
 
     def all_reduced(self, tensor: Tensor, op: Op) -> bool:
         """The same by the shortest way; False, and nothing has happened, if the tensor cannot be reduced as it is."""
-        dtype = as_it_is(tensor, op)
-        if dtype is None or not self._direct:
+        dtype = as_it_is(tensor, op) if self._direct else None
+        if dtype is None:
             return False
         pointer = tensor.data_ptr()
         try:

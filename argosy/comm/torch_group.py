@@ -23,7 +23,7 @@ from argosy.comm.errors import Aborted
 from argosy.comm.monitored import monitored_barrier
 from argosy.comm.pending import Pending
 from argosy.comm.staging import Finish, in_turn, put_back
-from argosy.comm.work import StartedWork, Watcher, as_one
+from argosy.comm.work import StartedWork, Watcher, as_one, finished
 
 NAME: Final = "argosy"
 
@@ -136,8 +136,7 @@ class TorchGroup(ProcessGroup):
         """Whether the engine can run it to its end at once: nobody goes on meanwhile, and its deadline is the usual."""
         return not opts.asyncOp and opts.timeout.days < 0
 
-    def _work(self, pending: Pending, tensors: list[Tensor], opts: Any, finish: Finish | None = None) -> Work | None:
-        """What torch is told of an operation: nothing, if it has ended and nobody asked for more."""
+    def _work(self, pending: Pending, tensors: list[Tensor], opts: Any, finish: Finish | None = None) -> Work:
         timeout_seconds = None if opts.timeout.days < 0 else opts.timeout.total_seconds() or None
         if opts.asyncOp:
             return StartedWork(pending, tensors, self._watcher, timeout_seconds, finish)
@@ -145,9 +144,9 @@ class TorchGroup(ProcessGroup):
             pending.wait(timeout_seconds)
         if finish is not None:
             finish()
-        return None
+        return finished(tensors)
 
-    def _several(self, parts: Sequence[Pending], outputs: list[Tensor], places: list[Tensor], opts: Any) -> Work | None:
+    def _several(self, parts: Sequence[Pending], outputs: list[Tensor], places: list[Tensor], opts: Any) -> Work:
         """The work of operations whose results are in `places` and belong into `outputs`."""
         moves = [move for output, place in zip(outputs, places, strict=True) if (move := put_back(output, place))]
         return self._work(as_one(parts), outputs, opts, in_turn(moves))

@@ -1,4 +1,4 @@
-"""The `Work` that the torch backend returns for an operation under way; one that has ended has none.
+"""The two kinds of `Work` that the torch backend returns: finished before it was returned, or still under way.
 
 torch hands a `Work` to whoever asked for an operation: `wait()` ends it, `get_future()` is what DDP chains its
 gradient hooks to.
@@ -28,6 +28,47 @@ from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
 from argosy.comm.pending import Pending
+
+
+class FinishedWork(Work):
+    """An operation that ended before its function returned."""
+
+    tensors: list[Tensor]
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Nothing to wait for."""
+        return True
+
+    def is_completed(self) -> bool:
+        """It is."""
+        return True
+
+    def is_success(self) -> bool:
+        """A failed operation raises where it is called, and has no `Work`."""
+        return True
+
+    def exception(self) -> None:
+        """See `is_success`."""
+
+    def synchronize(self) -> None:
+        """CPU tensors have no stream to wait for."""
+
+    def result(self) -> list[Tensor]:
+        """The tensors that hold the result."""
+        return self.tensors
+
+    def get_future(self) -> Future[list[Tensor]]:
+        """A future that is completed already."""
+        future: Future[list[Tensor]] = Future()
+        future.set_result(self.tensors)
+        return future
+
+
+def finished(tensors: list[Tensor]) -> FinishedWork:
+    """The `Work` of an operation that has ended. A constructor with an argument would take twice the time."""
+    work = FinishedWork()
+    work.tensors = tensors
+    return work
 
 
 class StartedWork(Work):

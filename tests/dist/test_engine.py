@@ -122,6 +122,22 @@ def check_bits(group: EngineGroup) -> None:
         assert all(torch.equal(tensor, other) for other in group.all_gather(tensor))
 
 
+def around_the_caches(place: Place) -> None:
+    """What ranks do where they share no cache, and where only some of them think so."""
+    group = place.join()
+    for around in (True, group.rank % 2 == 0):
+        group._engine.write_around(around)
+        for count in (3001, 100_003, 700_001):
+            check_collectives(group, count, torch.float32)
+            check_all_to_all(group, count, torch.uint8)
+        check_bits(group)
+    group.close()
+
+
+def test_writes_around_the_caches_are_seen_by_all() -> None:
+    run(around_the_caches, 3)
+
+
 def everything(place: Place, algorithm: str, dtypes: tuple[torch.dtype, ...]) -> tuple[int, ...]:
     group = place.join(algorithm=algorithm)
     for count, dtype in itertools.product(COUNTS, dtypes):

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import ReduceOp
+from torch.distributed import AllreduceOptions, ReduceOp
 
 import argosy
 from argosy.comm.errors import CommError
@@ -98,8 +98,18 @@ def test_the_result_of_a_future_is_the_tensors(group: dist.ProcessGroup) -> None
 
 def test_a_group_that_was_left_says_so(group: dist.ProcessGroup) -> None:
     dist.destroy_process_group()
-    with pytest.raises(CommError, match="all_reduce: this process has left the group"):
-        group.allreduce([ones(1)])
+    at_once = AllreduceOptions()
+    at_once.asyncOp = False
+    for options in (None, at_once):
+        with pytest.raises(CommError, match="all_reduce: this process has left the group"):
+            group.allreduce([ones(1)], options)
+
+
+def test_torchs_native_code_may_wait_for_what_has_ended(group: dist.ProcessGroup) -> None:
+    at_once = AllreduceOptions()
+    at_once.asyncOp = False
+    work = dist.ProcessGroup.allreduce(group, [ones(1)], at_once)  # through the bindings, as C++ calls it
+    assert work.wait()
 
 
 def test_a_secret_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
