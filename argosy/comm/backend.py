@@ -42,7 +42,7 @@ from argosy.comm.config import CommConfig
 from argosy.comm.engine import EngineGroup
 from argosy.comm.staging import OPS, dense, only, put_back, reducible, room
 from argosy.comm.torch_group import NAME, TorchGroup
-from argosy.comm.work import StartedWork, as_one, finished
+from argosy.comm.work import ENDED, StartedWork, as_one
 from argosy.control.secret import Secret
 
 
@@ -92,7 +92,7 @@ class ArgosyProcessGroup(TorchGroup):
         if len(tensors) == 1 and self._waits(opts):
             number = opts.reduceOp.op.value
             if number < len(OPS) and self._engine.all_reduced(tensors[0], OPS[number]):
-                return finished(tensors)
+                return ENDED
         return self.allreduce_coalesced([only("all_reduce", tensors)], opts)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:

@@ -23,7 +23,7 @@ from argosy.comm.errors import Aborted
 from argosy.comm.monitored import monitored_barrier
 from argosy.comm.pending import Pending
 from argosy.comm.staging import Finish, in_turn, put_back
-from argosy.comm.work import StartedWork, Watcher, as_one, finished
+from argosy.comm.work import ENDED, StartedWork, Watcher, as_one
 
 NAME: Final = "argosy"
 
@@ -144,7 +144,7 @@ class TorchGroup(ProcessGroup):
             pending.wait(timeout_seconds)
         if finish is not None:
             finish()
-        return finished(tensors)
+        return ENDED
 
     def _several(self, parts: Sequence[Pending], outputs: list[Tensor], places: list[Tensor], opts: Any) -> Work:
         """The work of operations whose results are in `places` and belong into `outputs`."""
