@@ -21,7 +21,7 @@ else:
     if rank == 0:
         wait = group.barrier if how == "thread" else lambda: group.receive(torch.ones(3), 1)
         threading.Thread(target=wait, daemon=True).start()
-# Rank 1 outlives rank 0: were it to end at the same moment, the thread would print that while the script prints its own.
+# Rank 1 outlives rank 0: did it end at the same moment, the thread would tell that into the script's own traceback.
 time.sleep(1 if rank == 0 else 4)
 if rank == 0:
     raise ValueError("the cargo has shifted")
