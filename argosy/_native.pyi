@@ -47,12 +47,23 @@ def dequantise(bits: int, out: int, sources: list[int], count: int, add: bool = 
     """
 
 def low_rank_project(
-    p: int, matrix: int, values: int, weight: float, q: int, shape: tuple[int, int, int], isa: str | None = None
+    p: int,
+    matrix: int,
+    sent_p: int,
+    sent_q: int,
+    values: int,
+    weight: float,
+    q: int,
+    shape: tuple[int, int, int],
+    isa: str | None = None,
 ) -> None:
-    """matrix += weight * values, and p = matrix q.
+    """matrix += weight * values - sent_p sent_q^T, and p = matrix q.
 
     `shape` is (rows, columns, rank). p and q are kept as `rank` rows each, of `rows` and of `columns` numbers.
     """
+
+def low_rank_settle(matrix: int, sent_p: int, sent_q: int, shape: tuple[int, int, int], isa: str | None = None) -> None:
+    """matrix -= sent_p sent_q^T, with the bits that `low_rank_project` makes of it."""
 
 def low_rank_project_back(q: int, matrix: int, p: int, shape: tuple[int, int, int], isa: str | None = None) -> None:
     """Make the rows of p orthonormal, with the same bits on every CPU, and q = matrix^T p.
@@ -60,10 +71,8 @@ def low_rank_project_back(q: int, matrix: int, p: int, shape: tuple[int, int, in
     A row of p that depends on those before it becomes zero.
     """
 
-def low_rank_expand(
-    out: int, matrix: int, p: int, own_q: int, q: int, shape: tuple[int, int, int], isa: str | None = None
-) -> None:
-    """matrix -= p own_q^T, and out = p q^T, with the same bits on every CPU."""
+def low_rank_expand(out: int, p: int, q: int, shape: tuple[int, int, int], isa: str | None = None) -> None:
+    """out = p q^T, with the same bits on every CPU."""
 
 def low_rank_restart(start: int, q: int, shape: tuple[int, int, int]) -> None:
     """Rows of q that are not all zeros replace those of `start`, brought to a largest magnitude of one."""

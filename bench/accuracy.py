@@ -1,8 +1,11 @@
 """What lossy options cost in accuracy, measured: the same net, epochs and seeds under each of them. See `--help`.
 
 A ResNet of 20 layers learns a subset of CIFAR-10 (an .npz with train_x, train_y, test_x and test_y, where ARGOSY_CIFAR
-says) or, without it, the digits that come with scikit-learn. Two workers, three seeds; the table takes about an hour on
-two cores. The exact run is synchronous training in fp32, with batches of 128.
+says) or, without it, the digits that come with scikit-learn. Two workers; the table takes two hours on two cores. The
+exact run is synchronous training in fp32, with batches of 128.
+
+Of 2,000 test images a net that is right for 62 % gets one point more or less by chance. Three seeds do not tell a loss
+of one point from none; the runs that we say keep within a point of the exact one have five.
 
 Large batches make few steps, eight times fewer: they are compared after more epochs than the rest.
 """
@@ -27,6 +30,7 @@ SCRIPT = Path(__file__).parent / "accuracy_train.py"
 DEADLINE_SECONDS = 1800
 EXACT = "exact"
 EPOCHS, MANY_EPOCHS = 12, 60
+SEEDS = 5
 ADAMW = {"optimizer": "adamw", "lr": "0.002"}
 
 
@@ -50,6 +54,7 @@ RUNS = (
     Run("compress=powersgd:4", "compress=powersgd:4"),
     Run("compress=dgc", "compress=dgc dgc_warmup_epochs=2"),
     Run("precision=bf16", "precision=bf16"),
+    Run("sync=local:2", "sync=local:2"),
     Run("sync=local:4", "sync=local:4"),
     Run("sync=adaptive:8", "sync=adaptive:8", within=None),
     Run("AdamW", options=ADAMW, within=None),
@@ -83,15 +88,15 @@ def train(run: Run, seed: int, epochs: int) -> float | None:
         return float(json.loads(told.read_text())["accuracy"])
 
 
-def table(runs: Sequence[Run], epochs: int = EPOCHS, exact: str = EXACT) -> Part:
+def table(runs: Sequence[Run], seeds: range = range(3), epochs: int = EPOCHS, exact: str = EXACT) -> Part:
     """Runs whose accuracies are compared with an exact one's."""
 
     def measure(report: Report, plan: Plan, quick: bool) -> None:
-        for seed in range(1 if quick else 3):
+        for seed in seeds[: 1 if quick else None]:
             for run in runs:
                 points = train(run, seed, 1 if quick else epochs)
                 print(f"{run.name}, seed {seed}: {points}", flush=True)
-                report.extra.setdefault(key(run.name), []).append(points)
+                report.extra[key(run.name, seed)] = points
 
     def claims(report: Report) -> Iterator[Claim]:
         for run in runs:
@@ -103,34 +108,37 @@ def table(runs: Sequence[Run], epochs: int = EPOCHS, exact: str = EXACT) -> Part
 
     def notes(report: Report) -> Iterator[str]:
         for run in runs:
-            known = [points for points in report.extra.get(key(run.name), []) if points is not None]
+            known = accuracies(report, run.name)
             if known:
-                each = ", ".join(f"{points:.2f}" for points in known)
-                yield f"{run.name}, {epochs} epochs: {statistics.mean(known):.2f} % ({each})"
+                each = ", ".join(f"{points:.2f}" for points in known.values())
+                yield f"{run.name}, {epochs} epochs: {statistics.mean(known.values()):.2f} % ({each})"
 
     return Part(measure, claims, notes=notes)
 
 
-def key(name: str) -> str:
-    """Where the report keeps a run's accuracies, by seed."""
-    return f"accuracy, {name}"
+def key(name: str, seed: int) -> str:
+    """Where the report keeps the accuracy of a run."""
+    return f"accuracy, {name}, seed {seed}"
+
+
+def accuracies(report: Report, name: str) -> dict[int, float]:
+    """What is known of a way to train, by seed."""
+    known = {seed: report.extra.get(key(name, seed)) for seed in range(SEEDS)}
+    return {seed: points for seed, points in known.items() if points is not None}
 
 
 def behind(report: Report, better: str, other: str) -> Value | None:
     """By how many points one way is behind another, on average over the seeds."""
-    pairs = [
-        one - two
-        for one, two in zip(*(report.extra.get(key(name), []) for name in (better, other)), strict=False)
-        if one is not None and two is not None
-    ]
+    ones, others = accuracies(report, better), accuracies(report, other)
+    pairs = [ones[seed] - others[seed] for seed in ones if seed in others]
     return Value(statistics.mean(pairs), min(pairs), max(pairs)) if pairs else None
 
 
+CLAIMED = [run for run in RUNS if run.name == EXACT or run.within is not None]
 PARTS = {
-    "lossy": table([run for run in RUNS if run.name == EXACT or run.within is not None]),
-    "local": table([Run("sync=local:2", "sync=local:2")]),
-    "large-batch": table(LARGE, MANY_EPOCHS, SMALL),
-    "others": table([run for run in RUNS if run.name != EXACT and run.within is None]),
+    "lossy": table(CLAIMED, range(SEEDS)),
+    "others": table([run for run in RUNS if run not in CLAIMED]),
+    "large-batch": table(LARGE, epochs=MANY_EPOCHS, exact=SMALL),
 }
 
 if __name__ == "__main__":

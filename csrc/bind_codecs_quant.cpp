@@ -74,12 +74,19 @@ argosy::LowRank checked(const Shape& shape, std::initializer_list<std::uintptr_t
   return {static_cast<std::size_t>(rows), static_cast<std::size_t>(columns), static_cast<std::size_t>(rank)};
 }
 
-void project(std::uintptr_t p, std::uintptr_t matrix, std::uintptr_t values, float weight, std::uintptr_t q,
-             const Shape& shape, Isa isa) {
+void project(std::uintptr_t p, std::uintptr_t matrix, std::uintptr_t sent_p, std::uintptr_t sent_q,
+             std::uintptr_t values, float weight, std::uintptr_t q, const Shape& shape, Isa isa) {
   const argosy::LowRankKernels& kernels = argosy::find_low_rank_kernels(isa);
-  const argosy::LowRank size = checked(shape, {p, matrix, values, q});
+  const argosy::LowRank size = checked(shape, {p, matrix, sent_p, sent_q, values, q});
   const nb::gil_scoped_release release;
-  kernels.project(floats(p), floats(matrix), floats(values), weight, floats(q), size);
+  kernels.project(floats(p), floats(matrix), {floats(sent_p), floats(sent_q)}, floats(values), weight, floats(q), size);
+}
+
+void settle(std::uintptr_t matrix, std::uintptr_t sent_p, std::uintptr_t sent_q, const Shape& shape, Isa isa) {
+  const argosy::LowRankKernels& kernels = argosy::find_low_rank_kernels(isa);
+  const argosy::LowRank size = checked(shape, {matrix, sent_p, sent_q});
+  const nb::gil_scoped_release release;
+  kernels.settle(floats(matrix), {floats(sent_p), floats(sent_q)}, size);
 }
 
 void project_back(std::uintptr_t q, std::uintptr_t matrix, std::uintptr_t p, const Shape& shape, Isa isa) {
@@ -90,12 +97,11 @@ void project_back(std::uintptr_t q, std::uintptr_t matrix, std::uintptr_t p, con
   kernels.project_back(floats(q), floats(matrix), floats(p), size);
 }
 
-void expand(std::uintptr_t out, std::uintptr_t matrix, std::uintptr_t p, std::uintptr_t own_q, std::uintptr_t q,
-            const Shape& shape, Isa isa) {
+void expand(std::uintptr_t out, std::uintptr_t p, std::uintptr_t q, const Shape& shape, Isa isa) {
   const argosy::LowRankKernels& kernels = argosy::find_low_rank_kernels(isa);
-  const argosy::LowRank size = checked(shape, {out, matrix, p, own_q, q});
+  const argosy::LowRank size = checked(shape, {out, p, q});
   const nb::gil_scoped_release release;
-  kernels.expand(floats(out), floats(matrix), floats(p), floats(own_q), floats(q), size);
+  kernels.expand(floats(out), floats(p), floats(q), size);
 }
 
 void restart(std::uintptr_t start, std::uintptr_t q, const Shape& shape) {
@@ -112,12 +118,14 @@ void bind_codecs_quant(nb::module_& m) {
         "Add `values` to `residual`, write the records of the sums, and leave in `residual` what they do not say.");
   m.def("dequantise", &dequantise, "bits"_a, "out"_a, "sources"_a, "count"_a, "add"_a = false, "isa"_a = nb::none(),
         "Set `out` to what the records of all sources say, added up in order, and to what it holds with `add`.");
-  m.def("low_rank_project", &project, "p"_a, "matrix"_a, "values"_a, "weight"_a, "q"_a, "shape"_a, "isa"_a = nb::none(),
-        "matrix += weight * values, and p = matrix q. `shape` is (rows, columns, rank).");
+  m.def("low_rank_project", &project, "p"_a, "matrix"_a, "sent_p"_a, "sent_q"_a, "values"_a, "weight"_a, "q"_a,
+        "shape"_a, "isa"_a = nb::none(),
+        "matrix += weight * values - sent_p sent_q^T, and p = matrix q. `shape` is (rows, columns, rank).");
+  m.def("low_rank_settle", &settle, "matrix"_a, "sent_p"_a, "sent_q"_a, "shape"_a, "isa"_a = nb::none(),
+        "matrix -= sent_p sent_q^T, with the bits that `low_rank_project` makes of it.");
   m.def("low_rank_project_back", &project_back, "q"_a, "matrix"_a, "p"_a, "shape"_a, "isa"_a = nb::none(),
         "Make the rows of p orthonormal, and q = matrix^T p.");
-  m.def("low_rank_expand", &expand, "out"_a, "matrix"_a, "p"_a, "own_q"_a, "q"_a, "shape"_a, "isa"_a = nb::none(),
-        "matrix -= p own_q^T, and out = p q^T.");
+  m.def("low_rank_expand", &expand, "out"_a, "p"_a, "q"_a, "shape"_a, "isa"_a = nb::none(), "out = p q^T.");
   m.def("low_rank_restart", &restart, "start"_a, "q"_a, "shape"_a,
         "Rows of q that are not all zeros replace those of `start`, brought to a largest magnitude of one.");
 }

@@ -52,39 +52,77 @@ ARGOSY_INLINE void put(float* address, V value) {
   }
 }
 
-// p[k] = row . q[k], for as many rows of q as there are columns in p's part.
-template <std::size_t kRanks>
-ARGOSY_INLINE void dot_row(float* p, std::size_t p_stride, const float* row, const float* q, std::size_t columns) {
-  Floats sums[kRanks] = {};
-  float rest[kRanks] = {};
-  std::size_t j = 0;
-  for (; j + kLanes <= columns; j += kLanes) {
-    const Floats value = load_floats(row + j);
-    for (std::size_t k = 0; k < kRanks; ++k) sums[k] += value * load_floats(q + k * columns + j);
-  }
-  for (; j < columns; ++j) {
-    for (std::size_t k = 0; k < kRanks; ++k) rest[k] += row[j] * q[k * columns + j];
-  }
-  for (std::size_t k = 0; k < kRanks; ++k) {
-    float total = rest[k];
-    for (std::size_t i = 0; i < kLanes; ++i) total += sums[k][i];
-    p[k * p_stride] = total;
+// The numbers of p q^T in column `j` of some rows, from the sum over the columns of p in order.
+template <class V, std::size_t kRows>
+ARGOSY_INLINE void multiply(V (&sums)[kRows], const float* p, const float* q, std::size_t first, std::size_t j,
+                            LowRank shape) {
+  for (std::size_t i = 0; i < kRows; ++i) sums[i] = V{};
+  for (std::size_t k = 0; k < shape.rank; ++k) {
+    const V value = get<V>(q + k * shape.columns + j);
+    for (std::size_t i = 0; i < kRows; ++i) sums[i] += value * p[k * shape.rows + first + i];
   }
 }
 
-void project(float* p, float* matrix, const float* values, float weight, const float* q, LowRank shape) {
+// p[k][i] = row i . q[k], for some rows and as many of q's.
+template <std::size_t kRows, std::size_t kRanks>
+ARGOSY_INLINE void dot_rows(float* p, const float* rows, const float* q, LowRank shape) {
   const std::size_t columns = shape.columns;
-  for (std::size_t i = 0; i < shape.rows; ++i) {
-    float* const row = matrix + i * columns;
-    const float* const added = values + i * columns;
-    in_lanes(columns, [&](std::size_t j, auto kind) {
-      using V = decltype(kind);
-      put<V>(row + j, get<V>(row + j) + weight * get<V>(added + j));
-    });
-    in_fours(shape.rank, [&](std::size_t k, auto ranks) {
-      dot_row<decltype(ranks)::value>(p + k * shape.rows + i, shape.rows, row, q + k * columns, columns);
-    });
+  Floats sums[kRows][kRanks] = {};
+  float rest[kRows][kRanks] = {};
+  std::size_t j = 0;
+  for (; j + kLanes <= columns; j += kLanes) {
+    Floats values[kRows];
+    for (std::size_t i = 0; i < kRows; ++i) values[i] = load_floats(rows + i * columns + j);
+    for (std::size_t k = 0; k < kRanks; ++k) {
+      const Floats other = load_floats(q + k * columns + j);
+      for (std::size_t i = 0; i < kRows; ++i) sums[i][k] += values[i] * other;
+    }
   }
+  for (; j < columns; ++j) {
+    for (std::size_t i = 0; i < kRows; ++i) {
+      for (std::size_t k = 0; k < kRanks; ++k) rest[i][k] += rows[i * columns + j] * q[k * columns + j];
+    }
+  }
+  for (std::size_t i = 0; i < kRows; ++i) {
+    for (std::size_t k = 0; k < kRanks; ++k) {
+      float total = rest[i][k];
+      for (std::size_t lane = 0; lane < kLanes; ++lane) total += sums[i][k][lane];
+      p[k * shape.rows + i] = total;
+    }
+  }
+}
+
+// What was sent of some rows is taken out, and what has come since is added.
+template <std::size_t kRows>
+ARGOSY_INLINE void renew_rows(float* matrix, Product sent, const float* values, float weight, std::size_t first,
+                              LowRank shape) {
+  in_lanes(shape.columns, [&](std::size_t j, auto kind) {
+    using V = decltype(kind);
+    V gone[kRows];
+    multiply(gone, sent.p, sent.q, first, j, shape);
+    for (std::size_t i = 0; i < kRows; ++i) {
+      const std::size_t at = (first + i) * shape.columns + j;
+      const V left = get<V>(matrix + at) - gone[i];
+      put<V>(matrix + at, values != nullptr ? left + weight * get<V>(values + at) : left);
+    }
+  });
+}
+
+void project(float* p, float* matrix, Product sent, const float* values, float weight, const float* q, LowRank shape) {
+  in_fours(shape.rows, [&](std::size_t first, auto count) {
+    constexpr std::size_t kRows = decltype(count)::value;
+    renew_rows<kRows>(matrix, sent, values, weight, first, shape);
+    in_fours(shape.rank, [&](std::size_t k, auto ranks) {
+      dot_rows<kRows, decltype(ranks)::value>(p + k * shape.rows + first, matrix + first * shape.columns,
+                                              q + k * shape.columns, shape);
+    });
+  });
+}
+
+void settle(float* matrix, Product sent, LowRank shape) {
+  in_fours(shape.rows, [&](std::size_t first, auto count) {
+    renew_rows<decltype(count)::value>(matrix, sent, nullptr, 0, first, shape);
+  });
 }
 
 // In double: squares of floats neither overflow nor vanish in it.
@@ -139,26 +177,14 @@ void project_back(float* q, const float* matrix, const float* p, LowRank shape) 
   });
 }
 
-void expand(float* out, float* matrix, const float* p, const float* own_q, const float* q, LowRank shape) {
-  const std::size_t rows = shape.rows, columns = shape.columns, rank = shape.rank;
-  in_fours(rows, [&](std::size_t first, auto count) {
+void expand(float* out, const float* p, const float* q, LowRank shape) {
+  in_fours(shape.rows, [&](std::size_t first, auto count) {
     constexpr std::size_t kRows = decltype(count)::value;
-    in_lanes(columns, [&](std::size_t j, auto kind) {
+    in_lanes(shape.columns, [&](std::size_t j, auto kind) {
       using V = decltype(kind);
-      V own[kRows] = {}, all[kRows] = {};
-      for (std::size_t k = 0; k < rank; ++k) {
-        const V from_own = get<V>(own_q + k * columns + j), from_all = get<V>(q + k * columns + j);
-        for (std::size_t i = 0; i < kRows; ++i) {
-          const float factor = p[k * rows + first + i];
-          own[i] += from_own * factor;
-          all[i] += from_all * factor;
-        }
-      }
-      for (std::size_t i = 0; i < kRows; ++i) {
-        const std::size_t at = (first + i) * columns + j;
-        put<V>(matrix + at, get<V>(matrix + at) - own[i]);
-        put<V>(out + at, all[i]);
-      }
+      V sums[kRows];
+      multiply(sums, p, q, first, j, shape);
+      for (std::size_t i = 0; i < kRows; ++i) put<V>(out + (first + i) * shape.columns + j, sums[i]);
     });
   });
 }
@@ -177,6 +203,6 @@ void restart(float* start, const float* q, std::size_t columns, std::size_t rank
 
 }  // namespace
 
-const LowRankKernels kLowRankKernels = {project, orthogonalise, project_back, expand, restart};
+const LowRankKernels kLowRankKernels = {project, settle, orthogonalise, project_back, expand, restart};
 
 }  // namespace argosy::ARGOSY_ISA

@@ -34,9 +34,17 @@ struct LowRank {
   std::size_t rows, columns, rank;
 };
 
+struct Product {
+  const float *p, *q;
+};
+
 struct LowRankKernels {
-  // matrix += weight * values, and p = matrix q.
-  void (*project)(float* p, float* matrix, const float* values, float weight, const float* q, LowRank shape);
+  // matrix += weight * values - sent, and p = matrix q.
+  void (*project)(float* p, float* matrix, Product sent, const float* values, float weight, const float* q,
+                  LowRank shape);
+
+  // matrix -= sent, with the bits that `project` would make of it.
+  void (*settle)(float* matrix, Product sent, LowRank shape);
 
   // Makes the rows of p orthonormal, by Gram and Schmidt. One that depends on those before it becomes zero.
   void (*orthogonalise)(float* p, std::size_t rows, std::size_t rank);
@@ -44,8 +52,8 @@ struct LowRankKernels {
   // q = matrix^T p.
   void (*project_back)(float* q, const float* matrix, const float* p, LowRank shape);
 
-  // matrix -= p own_q^T, and out = p q^T.
-  void (*expand)(float* out, float* matrix, const float* p, const float* own_q, const float* q, LowRank shape);
+  // out = p q^T.
+  void (*expand)(float* out, const float* p, const float* q, LowRank shape);
 
   // Rows of q that are not all zeros replace those of `start`, brought to a largest magnitude of one.
   void (*restart)(float* start, const float* q, std::size_t columns, std::size_t rank);

@@ -54,6 +54,10 @@ class Residuals:
         """What was held back of a bucket, number by number; zeros at first. The codec changes it in place."""
         return self._flat.of(bucket)
 
+    def part(self, name: str) -> Tensor:
+        """What was held back of one parameter of a bucket."""
+        return self._parts[name]
+
     def _gather(self, bucket: Bucket) -> Tensor:
         flat = torch.zeros_like(bucket.flat)
         for part in bucket.parts:

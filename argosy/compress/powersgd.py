@@ -15,6 +15,10 @@ those that would not get smaller, travel whole beside the P. A tensor of more di
 
 Arithmetic that all workers do for themselves is in native code that has the same bits on every CPU.
 
+[Note: taken out later]
+Matrices are larger than caches, and every pass over one is paid for in memory traffic. What was sent of a worker's own
+matrix, P (M_r^T P)^T, is two thin matrices: they are kept, and taken out when the next gradient is added, in one pass.
+
 [Note: matrices that are not finite]
 One number that is not finite makes P so, on all workers alike. They all fill that matrix with NaN, drop what they had
 held back of it, and keep the Q they had.
@@ -31,11 +35,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from argosy._native import low_rank_expand, low_rank_project, low_rank_project_back, low_rank_restart
+from argosy._native import (
+    low_rank_expand,
+    low_rank_project,
+    low_rank_project_back,
+    low_rank_restart,
+    low_rank_settle,
+)
 from argosy.comm.engine import EngineGroup
 from argosy.comm.pending import Pending
 from argosy.compress.codec import Bucket, Codec, Part
 from argosy.compress.kept import Cuts, Residuals, Rooms, Scratch, address_of
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """What was sent of this worker's own matrix, and is still in what it has kept: see [Note: taken out later]."""
+
+    p: Tensor
+    q: Tensor
 
 
 @dataclass(frozen=True)
@@ -47,6 +65,7 @@ class _Matrix:
     p: slice
     q: slice
     start: Tensor  # the Q to begin with
+    sent: _Sent
     at_bytes: int
     p_bytes: int
     q_bytes: int
@@ -73,6 +92,7 @@ class PowerSgdCodec(Codec):
             raise ValueError(f"rank={rank}: a rank is a whole number from 1 on")
         self._rank = rank
         self._starts: dict[str, Tensor] = {}  # for each matrix the Q to begin with, the same on all workers
+        self._sent: dict[str, _Sent] = {}
         self._plans = Cuts(self._plan)
         self._residuals, self._scratch = Residuals(), Scratch()
 
@@ -94,8 +114,10 @@ class PowerSgdCodec(Codec):
         kept, p, q, own_q = (numbers.data_ptr() for numbers in (residual, p_sums, q_sums, own_qs))
 
         for m in plan.matrices:
-            at = m.at_bytes
-            low_rank_project(p + m.p_bytes, kept + at, share + at, bucket.weight, m.start.data_ptr(), m.shape)
+            at, sent_p, sent_q = m.at_bytes, m.sent.p.data_ptr(), m.sent.q.data_ptr()
+            start = m.start.data_ptr()
+            low_rank_project(p + m.p_bytes, kept + at, sent_p, sent_q, share + at, bucket.weight, start, m.shape)
+            m.sent.q.zero_()
         for part, place in plan.dense:
             torch.mul(flat[part.begin : part.end], bucket.weight, out=p_sums[place])
         yield group.all_reduce(p_sums, wait=False)
@@ -108,9 +130,10 @@ class PowerSgdCodec(Codec):
         lost += _drop_broken(plan.matrices, [m.q for m in plan.matrices], residual, q_sums, own_qs)
 
         for m in plan.matrices:
-            at, q_at = m.at_bytes, m.q_bytes
-            low_rank_expand(share + at, kept + at, p + m.p_bytes, own_q + q_at, q + q_at, m.shape)
-            low_rank_restart(m.start.data_ptr(), q + q_at, m.shape)
+            m.sent.p.view(-1).copy_(p_sums[m.p])
+            m.sent.q.view(-1).copy_(own_qs[m.q])
+            low_rank_expand(share + m.at_bytes, p + m.p_bytes, q + m.q_bytes, m.shape)
+            low_rank_restart(m.start.data_ptr(), q + m.q_bytes, m.shape)
         for part, place in plan.dense:
             flat[part.begin : part.end].copy_(p_sums[place])
         for part in lost:
@@ -128,7 +151,8 @@ class PowerSgdCodec(Codec):
             rows, columns, rank = shape
             p, q = slice(p_end, p_end + rank * rows), slice(q_end, q_end + rank * columns)
             start = self._start(part.name, rank, columns)
-            matrices.append(_Matrix(part, shape, p, q, start, 4 * part.begin, 4 * p.start, 4 * q.start))
+            sent = self._sent.setdefault(part.name, _Sent(torch.zeros(rank, rows), torch.zeros(rank, columns)))
+            matrices.append(_Matrix(part, shape, p, q, start, sent, 4 * part.begin, 4 * p.start, 4 * q.start))
             p_end, q_end = p.stop, q.stop
         places, end = [], p_end
         for part in dense:
@@ -154,12 +178,17 @@ class PowerSgdCodec(Codec):
 
     def state_dict(self, group: EngineGroup) -> dict[str, Any]:
         """What was held back, and where the next step begins, which is the same on all workers."""
+        for name, sent in self._sent.items():
+            shape = (sent.p.shape[1], sent.q.shape[1], self._rank)
+            low_rank_settle(self._residuals.part(name).data_ptr(), sent.p.data_ptr(), sent.q.data_ptr(), shape)
+            sent.q.zero_()
         starts = {name: start.clone() for name, start in self._starts.items()}
         return {"residual": self._residuals.state_dict(group), "start": starts}
 
     def load_state_dict(self, state: dict[str, Any], group: EngineGroup) -> None:
         """Take an equal part of what was held back. Where a step of another rank ended is of no use."""
         self._residuals.load_state_dict(state.get("residual", {}), group)
+        self._sent.clear()
         self._starts = {name: start.clone() for name, start in state.get("start", {}).items()}
         self._plans.clear()
 

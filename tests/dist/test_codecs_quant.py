@@ -164,6 +164,15 @@ def check_against_reference(group: EngineGroup) -> None:
         torch.testing.assert_close(kept, torch.stack(residuals).sum(0), rtol=1e-3, atol=1e-3)
 
 
+def check_saving_changes_nothing(name: str, group: EngineGroup) -> None:
+    bucket = bucket_of(["conv", "last"], group)
+    saved, unsaved = CODECS[name](), CODECS[name]()
+    for step in range(4):
+        values = gradient(bucket, step, group.rank)
+        assert torch.equal(reduced(saved, bucket, values, group), reduced(unsaved, bucket, values, group))
+        saved.state_dict(group)
+
+
 def everything(place: Place) -> None:
     group = place.join()
     for name in CODECS:
@@ -172,6 +181,7 @@ def everything(place: Place) -> None:
         check_corners(name, group)
     for name in KEEPING:
         check_nothing_is_lost(name, group)
+        check_saving_changes_nothing(name, group)
     check_fp16_range(group)
     check_against_reference(group)
     group.close()

@@ -127,16 +127,20 @@ def test_what_is_not_finite_is_seen_and_not_kept(bits: int, bad: float) -> None:
 def test_low_rank_products(rows: int, columns: int, rank: int, seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
     shape = (rows, columns, rank)
-    values, start = torch.randn(rows, columns, generator=rng), torch.randn(rank, columns, generator=rng)
-    before, other_q = torch.randn(rows, columns, generator=rng), torch.randn(rank, columns, generator=rng)
+    values, before = torch.randn(2, rows, columns, generator=rng)
+    start, sent_q, other_q = torch.randn(3, rank, columns, generator=rng)
+    sent_p = torch.randn(rank, rows, generator=rng)
     weight = 0.5  # a power of two: exact, fused or not
-    summed, results = start @ (weight * values + before).T, []
+    expected, results = before - sent_p.T @ sent_q + weight * values, []
+    summed = start @ expected.T
     for isa in ISAS:
-        matrix, p, q = before.clone(), torch.empty(rank, rows), torch.empty(rank, columns)
-        addresses = [tensor.data_ptr() for tensor in (p, matrix, values, start)]
-        _native.low_rank_project(*addresses[:3], weight, addresses[3], shape, isa)
-        assert torch.equal(matrix, weight * values + before)
-        torch.testing.assert_close(p, summed, rtol=1e-4, atol=1e-4)
+        matrix, settled, p, q = before.clone(), before.clone(), torch.empty(rank, rows), torch.empty(rank, columns)
+        to, sent, others = (p.data_ptr(), matrix.data_ptr()), (sent_p.data_ptr(), sent_q.data_ptr()), values.data_ptr()
+        _native.low_rank_project(*to, *sent, others, weight, start.data_ptr(), shape, isa)
+        torch.testing.assert_close(matrix, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(p, summed, rtol=1e-4, atol=1e-3)
+        _native.low_rank_settle(settled.data_ptr(), *sent, shape, isa)
+        assert torch.equal(settled + weight * values, matrix)
         p = summed.clone()
         _native.low_rank_project_back(q.data_ptr(), matrix.data_ptr(), p.data_ptr(), shape, isa)
         ones = (p @ p.T).diagonal()
@@ -144,13 +148,10 @@ def test_low_rank_products(rows: int, columns: int, rank: int, seed: int) -> Non
         torch.testing.assert_close(p @ p.T, torch.diag(ones.round()), rtol=0, atol=1e-5)
         assert ones[0] > 0.5
         torch.testing.assert_close(q, p @ matrix, rtol=1e-4, atol=1e-4)
-        out, left = torch.empty(rows, columns), matrix.clone()
-        own_q = summed @ before  # any will do, as long as it is the same for all
-        addresses = [tensor.data_ptr() for tensor in (out, left, p, own_q, other_q)]
-        _native.low_rank_expand(*addresses, shape, isa)
+        out = torch.empty(rows, columns)
+        _native.low_rank_expand(out.data_ptr(), p.data_ptr(), other_q.data_ptr(), shape, isa)
         torch.testing.assert_close(out, p.T @ other_q, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(left, matrix - p.T @ own_q, rtol=1e-4, atol=1e-2)
-        results.append((p, out, left))
+        results.append((p, out, matrix, settled))
     for result in results[1:]:
         assert all(torch.equal(ours, first) for ours, first in zip(result, results[0], strict=True))
 
@@ -167,4 +168,4 @@ def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="sources is empty"):
         _native.dequantise(8, 8, [], 1)
     with pytest.raises(ValueError, match="shape is 0 x 4 of rank 1: each must be 1 or more"):
-        _native.low_rank_project(8, 8, 8, 1.0, 8, (0, 4, 1))
+        _native.low_rank_project(8, 8, 8, 8, 8, 1.0, 8, (0, 4, 1))
