@@ -20,7 +20,7 @@ from argosy.optim import LARS
 sys.path.insert(0, str(Path(__file__).parent / "contenders"))
 from models import residual_net
 
-DATA = Path(os.environ.get("ARGOSY_CIFAR", Path(__file__).resolve().parents[2] / "shared/data/cifar10_12k.npz"))
+DATA = Path(os.environ.get("BENCH_CIFAR", Path(__file__).resolve().parents[2] / "shared/data/cifar10_12k.npz"))
 
 
 def images() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -74,7 +74,7 @@ def main() -> None:
         others = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
         groups = [{"params": matrices}, {"params": others, "lr": options.lr_1d}]
         optimizer: torch.optim.Optimizer = LARS(
-            groups, lr=options.lr, momentum=0.9, weight_decay=decay, trust_coefficient=0.01
+            groups, lr=options.lr, momentum=0.9, nesterov=True, weight_decay=decay, trust_coefficient=0.01
         )
     elif options.optimizer == "adamw":
         optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=0.01)

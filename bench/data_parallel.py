@@ -1,7 +1,8 @@
 """Synchronous data parallelism, measured: us and torch's DDP on Gloo, in one run, as ratios. See `--help`.
 
 Two workers of one thread each, as users of DDP on CPUs have it. What synchronous training costs is told by two workers
-that train the same and do not talk, and what a second worker is worth by one that trains alone.
+that train the same and do not talk, and what a second worker is worth by one that trains alone. Two that do not talk
+but wait for each other after every step show what a step would take if communication were free.
 
 [Note: exposed]
 A step that waits for all workers takes as long as the slowest of them, whatever communication costs; on a machine whose
@@ -19,13 +20,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from crew import Contender, Crew, Place
-from harness import Claim, Report, Value, claim, in_time, ratio, spread, versus
+from harness import Claim, Report, Row, Value, claim, in_time, ratio, spread, versus
 from rounds import Entry, Plan, measure
 from suite import Part, main
 
 from argosy.parallel.memory import memory_variables
 
 OURS, DDP, SILENT, ALONE = "Argosy", "DDP on Gloo", "two workers that do not talk", "one worker"
+IN_STEP = "two that only wait for each other"
 PRECISION, FULL, SHORT = "bf16 against fp32, GPT of 10 M parameters", "Argosy, fp32", "Argosy, bf16"
 LESSONS = 100
 STRAGGLER, EQUAL, BALANCED = "One of two workers 3 times slower, 60 steps", "equal shares", "balance=true"
@@ -76,6 +78,7 @@ def steps(report: Report, plan: Plan, quick: bool) -> None:
             Entry(OURS, ours, sizes, operation),
             Entry(DDP, ddp(), sizes, operation),
             Entry(SILENT, ours, sizes, {**operation, "alone": True}, together=True),
+            Entry(IN_STEP, ours, sizes, {**operation, "alone": True, "in_step": True}),
             Entry(ALONE, argosy("argosy, one worker"), sizes, operation, places=slice(0, 1)),
         ]
         rows, notes = measure(subject.title, entries, [Place()] * 2, plan)
@@ -85,13 +88,20 @@ def steps(report: Report, plan: Plan, quick: bool) -> None:
 def claims_of_steps(report: Report) -> Iterator[Claim]:
     """Against DDP, and against one worker."""
     for subject in SUBJECTS:
-        ours, peer, alone = (report.find(subject.title, name, subject.size) for name in (OURS, DDP, ALONE))
+        ours, peer, alone, free = (report.find(subject.title, name, subject.size) for name in (OURS, DDP, ALONE, IN_STEP))
         yield versus(f"{subject.title}: steps per second, against {DDP}", peer, ours, subject.against_ddp)
         if subject.speedup is not None:
             name = f"{subject.title}: samples per second of 2 workers, against 1"
-            twice = ratio(alone, ours) if alone and ours else None
-            value = Value(*(2 * (part or 0) for part in (twice.value, twice.p10, twice.p90))) if twice else None
-            yield claim(name, value, subject.speedup)
+            detail = f"{IN_STEP}: {2 * ratio(alone, free).value:.3g}x" if alone and free else ""
+            yield claim(name, _twice(alone, ours), subject.speedup, detail=detail)
+
+
+def _twice(slower: Row | None, faster: Row | None) -> Value | None:
+    """The ratio of samples, if one of the two takes twice as many at a time."""
+    if slower is None or faster is None:
+        return None
+    found = ratio(slower, faster)
+    return Value(*(2 * (part or 0) for part in (found.value, found.p10, found.p90)))
 
 
 def exposed(report: Report, plan: Plan, quick: bool) -> None:

@@ -32,12 +32,20 @@ def join(seat: Seat) -> argosy.Fleet:
 
 
 def steps_of(wanted: Wanted, fleet: argosy.Fleet) -> Callable[[], None]:
-    """Steps of a model on one batch; together with the other workers unless it is `alone`."""
+    """Steps of a model on one batch; together with the other workers unless it is `alone`, or only `in_step`."""
     job = task(wanted["model"], wanted["batch"], fleet.rank)
     model, optimizer = job.model, torch.optim.SGD(job.model.parameters(), lr=1e-4, momentum=0.9)
     if not wanted.get("alone"):
         model, optimizer = fleet.distribute(model, optimizer)
-    return step_of(job, model, optimizer)
+    step = step_of(job, model, optimizer)
+    if not wanted.get("in_step"):
+        return step
+
+    def step_and_wait() -> None:
+        step()
+        fleet.group.barrier()
+
+    return step_and_wait
 
 
 def train(wanted: Wanted, fleet: argosy.Fleet) -> Operation:
