@@ -88,7 +88,8 @@ def steps(report: Report, plan: Plan, quick: bool) -> None:
 def claims_of_steps(report: Report) -> Iterator[Claim]:
     """Against DDP, and against one worker."""
     for subject in SUBJECTS:
-        ours, peer, alone, free = (report.find(subject.title, name, subject.size) for name in (OURS, DDP, ALONE, IN_STEP))
+        names = (OURS, DDP, ALONE, IN_STEP)
+        ours, peer, alone, free = (report.find(subject.title, name, subject.size) for name in names)
         yield versus(f"{subject.title}: steps per second, against {DDP}", peer, ours, subject.against_ddp)
         if subject.speedup is not None:
             name = f"{subject.title}: samples per second of 2 workers, against 1"
