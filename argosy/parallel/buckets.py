@@ -149,21 +149,24 @@ def lay_out(
     gather_all: bool = False,
     codec_weighs: bool = False,
 ) -> list[Filling]:
-    """Buckets for parameters in the order given: large ones alone, the others gathered, at most so many bytes each."""
-    buckets: list[list[Named]] = []
-    open_buckets: dict[torch.dtype, tuple[list[Named], int]] = {}  # by type, with the bytes that fit in
-    for name, parameter in named:
-        members, room = open_buckets.get(parameter.dtype, ([], 0))
+    """Buckets for parameters in the order given: large ones alone, the others gathered, at most so many bytes each.
+
+    They are in the order in which they get full, that of their last members: they are started in it, and a bucket that
+    gathers what is small in all layers, biases for instance, must not hold up the large ones in between.
+    """
+    buckets: dict[int, list[Named]] = {}  # by the number of the first member
+    open_buckets: dict[torch.dtype, tuple[int, int]] = {}  # by type: which one, and the bytes that fit in
+    for number, (name, parameter) in enumerate(named):
+        which, room = open_buckets.get(parameter.dtype, (number, 0))
         if _is_large(parameter) and not gather_all:
-            buckets.append([(name, parameter)])
-        elif _bytes(parameter) <= room:
-            members.append((name, parameter))
-            open_buckets[parameter.dtype] = members, room - _bytes(parameter)
-        else:
-            buckets.append([(name, parameter)])
-            open_buckets[parameter.dtype] = buckets[-1], most_bytes - _bytes(parameter)
+            buckets[number] = [(name, parameter)]
+            continue
+        if _bytes(parameter) > room:
+            which, room = number, most_bytes
+        buckets[which] = [*buckets.pop(which, []), (name, parameter)]  # now it is the last one to get full
+        open_buckets[parameter.dtype] = which, room - _bytes(parameter)
     fillings = []
-    for bucket in buckets:
+    for bucket in buckets.values():
         name, parameter = bucket[0]
         alone = len(bucket) == 1 and _is_large(parameter) and not gather_all
         if alone and (parameter.is_contiguous() or not in_order):

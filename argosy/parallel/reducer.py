@@ -2,7 +2,7 @@
 
 [Note: the same order everywhere]
 Operations of a group must be started in the same order by all its members. Buckets have a fixed order, that in which
-rank 0's first backward pass produced the gradients. A bucket is started when it and all before it are full; those that
+rank 0's first backward pass filled them. A bucket is started when it and all before it are full; those that
 are not full when backward ends are started then, with zeros for what is absent. So it does not matter which parameters
 a worker has used: all start the same operations, and none waits for a gradient that never comes.
 
