@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -39,6 +40,37 @@ def check_steps(place: Place, make: Callable[[], nn.Module], even: bool) -> None
 @pytest.mark.parametrize("even", [True, False])
 def test_each_step_has_the_gradients_of_one_process(size: int, make: Callable[[], nn.Module], even: bool) -> None:
     run(check_steps, size, make, even)
+
+
+def check_overlap(place: Place) -> None:
+    """While the first layer's backward pass has not begun, the sum of a large gradient behind it arrives."""
+    both = Together(place, large_net(), ReducerConfig())
+    both.shares = [4] * place.size
+    seen = []
+
+    def wait(*_: object) -> None:
+        large = both.model[2].weight
+        for _ in range(1000):
+            seen.append(torch.allclose(large.grad, both.alone[2].weight.grad, atol=1e-6))
+            if seen[-1]:
+                return
+            time.sleep(0.01)
+
+    for step in range(2):  # the first one finds out the order
+        both.begin(step=step)
+        whole = batch(step)[: sum(both.shares)]
+        squares(both.alone, whole).backward()
+        handle = both.model[0].register_full_backward_pre_hook(wait) if step else None
+        squares(both.model, both.mine(whole)).backward()
+        both.check()
+        both.zero_grad()
+        if handle is not None:
+            handle.remove()
+    assert seen[-1]
+
+
+def test_large_gradients_are_reduced_while_backward_goes_on() -> None:
+    run(check_overlap, 2)
 
 
 class Branches(nn.Module):
