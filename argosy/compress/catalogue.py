@@ -5,6 +5,19 @@ from __future__ import annotations
 from argosy.compress.codec import Codec
 from argosy.compress.config import CompressConfig
 
+# What these have held back is of one kind, and serves any of them.
+_RESIDUALS = frozenset({"int8", "int4", "sign", "powersgd"})
+
+
+def can_take(config: CompressConfig, kept_by: str) -> bool:
+    """Whether the chosen codec can go on with what the codec of a checkpoint, `compress=kept_by`, has kept.
+
+    >>> can_take(CompressConfig(compress="int8"), "powersgd:4"), can_take(CompressConfig(compress="dgc"), "int8")
+    (True, False)
+    """
+    (name, _), theirs = config.codec(), kept_by.partition(":")[0]
+    return name == theirs or {name, theirs} <= _RESIDUALS
+
 
 def make_codec(config: CompressConfig) -> Codec | None:
     """The codec that was chosen, or None for `compress=none`.

@@ -63,8 +63,11 @@ class Codec(ABC):
     def attach(self, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:  # noqa: B027
         """Learn what will use the gradients; refuse an optimizer that the codec cannot work with."""
 
-    def begin_step(self, epoch: float) -> None:  # noqa: B027 - most codecs have nothing to do here
-        """Gradients of another step will come; `epoch` counts finished epochs, with a fraction."""
+    def begin_step(self, epoch: float | None) -> None:  # noqa: B027 - most codecs have nothing to do here
+        """Gradients of another step will come; `epoch` counts finished epochs, with a fraction, if it is known."""
+
+    def abort(self) -> None:  # noqa: B027
+        """The gradients of this step will not all come: the backward pass has failed."""
 
     @abstractmethod
     def steps(self, bucket: Bucket, group: EngineGroup) -> Iterator[Pending]:
@@ -84,4 +87,4 @@ class Codec(ABC):
         return {}
 
     def load_state_dict(self, state: dict[str, Any], group: EngineGroup) -> None:  # noqa: B027
-        """Take this worker's part of what was kept."""
+        """Take this worker's part of what was kept; without any, keep nothing."""

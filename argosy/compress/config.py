@@ -18,7 +18,7 @@ CODECS: Final[dict[str, _Argument | None]] = {
     "int4": None,
     "sign": None,
     "topk": ("the fraction that is sent", 0.01, lambda value: 0 < value <= 1, "a fraction such as topk:0.01"),
-    "powersgd": ("the rank", 4, lambda value: value >= 1 and value == int(value), "a whole number: powersgd:4"),
+    "powersgd": ("the rank", 4, lambda value: value >= 1 and value.is_integer(), "a whole number: powersgd:4"),
     "dgc": ("the final sparsity", 0.999, lambda value: 0 <= value < 1, "a fraction such as dgc:0.999"),
 }
 

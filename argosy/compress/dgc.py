@@ -82,11 +82,22 @@ class DgcCodec(SparseCodec):
             self._taken.remove(taken)
         self._taken.append(TakenOver(parameters, optimizer))
 
-    def begin_step(self, epoch: float) -> None:
+    def begin_step(self, epoch: float | None) -> None:
         """Take the sparsity of this epoch."""
-        self._sparsity = sparsity_at(epoch, self._final, self._warmup_epochs)
+        if epoch is None and self._warmup_epochs:
+            raise RuntimeError(
+                f"dgc_warmup_epochs={self._warmup_epochs} counts epochs of a distributed DataLoader, and this backward "
+                f"pass is outside the loop over one; give the DataLoader to fleet.distribute, or say "
+                f"dgc_warmup_epochs=0"
+            )
+        self._sparsity = sparsity_at(epoch or 0.0, self._final, self._warmup_epochs)
         for taken in self._taken:
             taken.look()
+
+    def abort(self) -> None:
+        """What was taken into momentum stays there; another pass may come."""
+        for taken in self._taken:
+            taken.forget()
 
     def suits(self, part: Part) -> bool:
         """Matrices and the like, large ones."""
@@ -103,6 +114,8 @@ class DgcCodec(SparseCodec):
                 "compress=dgc applies momentum and weight decay itself, and does not know the optimizer; give it to "
                 "fleet.distribute together with the model: fleet.distribute(model, optimizer, loader)"
             )
+        for taken in self._taken:
+            taken.use(part.name for part in bucket.parts)
         yield from super().steps(bucket, group)
 
     def rule(self, part: Part, share: Tensor, weight: float, group: EngineGroup) -> Rule:
@@ -133,9 +146,17 @@ class DgcCodec(SparseCodec):
         return {**super().state_dict(group), "whole": whole}
 
     def load_state_dict(self, state: dict[str, Any], group: EngineGroup) -> None:
-        """Take this worker's part of what was kept, and all of what is the same on all."""
+        """Take this worker's part of what was kept, and all of what is the same on all.
+
+        A checkpoint of a run without DGC has SGD's momentum instead: it goes on as DGC's.
+        """
+        momenta = {name: momentum for taken in self._taken for name, momentum in taken.momenta().items()}
+        if not state:
+            large = {name for name, m in momenta.items() if self.suits(Part(name, tuple(m.shape), 0, m.numel()))}
+            state = {"velocity": {name: momenta.pop(name) for name in sorted(large)}, "whole": momenta}
         super().load_state_dict(state, group)
-        self._velocity = {name: value.to(torch.float32).reshape(-1).clone() for name, value in state["whole"].items()}
+        whole = state["whole"]
+        self._velocity = {name: value.to(torch.float32).reshape(-1).clone() for name, value in whole.items()}
 
     def _rule(self, name: str) -> Rule:
         """A parameter that no optimizer has gets neither momentum nor decay: whoever uses its gradient applies them."""

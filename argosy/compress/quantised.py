@@ -75,5 +75,5 @@ class QuantisedCodec(Codec):
         return {"residual": self._residuals.state_dict(group)}
 
     def load_state_dict(self, state: dict[str, Any], group: EngineGroup) -> None:
-        """Take an equal part of it. What another codec held back is as good; if it held back nothing, nothing is."""
+        """Take an equal part of it. What another codec held back is as good."""
         self._residuals.load_state_dict(state.get("residual", {}), group)

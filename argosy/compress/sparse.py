@@ -121,7 +121,7 @@ class SparseCodec(Codec):
         """Take this worker's part: all get the same."""
         self._kept = {}
         for kind in ("rest", "velocity"):
-            for name, total in state[kind].items():
+            for name, total in state.get(kind, {}).items():
                 kept = self._kept.setdefault(name, Kept())
                 setattr(kept, kind, (total.to(torch.float32) / group.size).reshape(-1).contiguous())
 

@@ -8,7 +8,7 @@ each with a codec, may share an optimizer: what is set aside belongs to the opti
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -34,12 +34,13 @@ class TakenOver:
                 f"compress=powersgd or compress=int8"
             )
         self._parameters, self.optimizer = parameters, optimizer
+        self._unused: set[str] = set()  # whose gradients were made for the next step
         self._aside = _ASIDE.setdefault(optimizer, [])
         self._groups: dict[int, _Group] = {}
         self.look()
         self._hooks = [
             optimizer.register_step_pre_hook(lambda *_: self._take()),
-            optimizer.register_step_post_hook(lambda *_: self._give_back()),
+            optimizer.register_step_post_hook(lambda *_: self._stepped()),
             optimizer.register_state_dict_pre_hook(lambda *_: self._give_back()),
         ]
 
@@ -68,6 +69,36 @@ class TakenOver:
     def flat(self, name: str) -> Tensor:
         """A parameter's numbers one behind the other, as gradients lie in a bucket."""
         return self._parameters[name].detach().to("cpu", torch.float32).contiguous().view(-1)
+
+    def momenta(self) -> dict[str, Tensor]:
+        """The momentum that SGD itself has built up, as with a checkpoint of a run without DGC; SGD has it no more."""
+        taken = {}
+        for name in self._parameters:
+            buffer = self.optimizer.state.get(self._parameters[name], {}).pop("momentum_buffer", None)
+            if buffer is not None and self.knows(name):
+                momentum, nesterov, _ = self.hyperparameters(name)
+                taken[name] = buffer * momentum if nesterov else buffer  # Nesterov's u is momentum times SGD's buffer
+        return taken
+
+    def use(self, names: Iterable[str]) -> None:
+        """Momentum takes in gradients of these parameters: once for each step, lest it counts some of them twice."""
+        known = {name for name in names if self.knows(name)}
+        if twice := sorted(known & self._unused):
+            raise RuntimeError(
+                f"compress=dgc has got another gradient of {twice[0]} before the optimizer's step: it has taken the "
+                f"first one into its momentum, and cannot add the two up; backward the sum of the losses, or put "
+                f"all backward passes but the last into fleet.no_sync(); freeze a model that only passes gradients on "
+                f"(requires_grad_(False))"
+            )
+        self._unused |= known
+
+    def forget(self) -> None:
+        """The step will not come: its backward pass has failed."""
+        self._unused.clear()
+
+    def _stepped(self) -> None:
+        self._unused.clear()
+        self._give_back()
 
     def _take(self) -> None:
         self._give_back()

@@ -47,12 +47,18 @@ class Cursor:
         self._losses, self._reported = 0.0, 0.0  # of batches that were added up: losses times samples, and samples
         self.mean_loss: float | None = None
         self._live: dict[int, Position] = {}  # by loader, the last to move last: loops nest, and may run side by side
+        self._seen: dict[int, object] = {}  # all loaders that were iterated, the last one last
         self._moved: set[int] = set()  # loaders whose batch may be in the next loss
 
     @property
     def at(self) -> Position | None:
         """The batch in hand; None outside the loop over any distributed loader."""
         return next(reversed(self._live.values()), None)
+
+    @property
+    def loader(self) -> object:
+        """Whose batch that is; outside any loop, the loader that was iterated last."""
+        return self._seen[next(reversed(self._live or self._seen))] if self._seen else None
 
     @property
     def samples(self) -> float:
@@ -70,6 +76,8 @@ class Cursor:
         self.loss = None
         self._live.pop(id(loader), None)
         self._live[id(loader)] = position
+        self._seen.pop(id(loader), None)
+        self._seen[id(loader)] = loader
         self._moved.add(id(loader))
         self.weight = position.samples
 

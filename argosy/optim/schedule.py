@@ -45,22 +45,35 @@ class LearningRate:
         global_batch: int | None = None,
         steps_in: Callable[[int], int] | None = None,
         batch_now: Callable[[], int | None] | None = None,
+        later: Callable[[LearningRate], None] | None = None,
     ) -> None:
-        self._config, self._script_batch, self._global_batch = config, script_batch, global_batch
-        self._batch_now = batch_now
+        """`later`, if the batches are not known yet: it is called as the first step begins, and calls `go_by`."""
+        self._config, self._later = config, later
         self.steps = 0  # that the optimizer has taken
-        self._warmup_steps = _warmup_steps(config, steps_in)
         self._optimizer: Optimizer | None = None
         self._hooks: list[RemovableHandle] = []
         self._changed: list[tuple[dict[str, Any], Any, Any]] = []  # group, the script's rate, that of the step
-        if config.lr_scale != "none" and not (script_batch and global_batch):
+        if later is None:
+            self.go_by(script_batch, global_batch, steps_in, batch_now)
+
+    def go_by(
+        self,
+        script_batch: int | None,
+        global_batch: int | None,
+        steps_in: Callable[[int], int] | None,
+        batch_now: Callable[[], int | None] | None,
+    ) -> None:
+        """Learn which batches the optimizer trains on."""
+        self._script_batch, self._global_batch, self._batch_now = script_batch, global_batch, batch_now
+        self._warmup_steps = _warmup_steps(self._config, steps_in)
+        if self._config.lr_scale != "none" and not (script_batch and global_batch):
             fix = "the rule compares batches, and no DataLoader with a batch_size was distributed; distribute one first"
-            raise ConfigError("lr_scale", config.lr_scale, fix)
+            raise ConfigError("lr_scale", self._config.lr_scale, fix)
 
     @property
     def active(self) -> bool:
         """Whether the user has asked for anything."""
-        return self._config.lr_scale != "none" or self._warmup_steps > 0
+        return self._config.lr_scale != "none" or self._config.warmup_span() is not None
 
     def attach(self, optimizer: Optimizer) -> LearningRate:
         """From now on, scale the steps of this optimizer."""
@@ -91,7 +104,7 @@ class LearningRate:
 
     def line(self) -> str | None:
         """The arithmetic for the user, once attached; None if nothing was asked for."""
-        if not self.active or self._optimizer is None:
+        if not self.active or self._optimizer is None or self._later is not None:
             return None
         own = list(dict.fromkeys(float(group["lr"]) for group in self._optimizer.param_groups))
         goal, rule = self._goal(), self._config.lr_scale
@@ -124,6 +137,9 @@ class LearningRate:
 
     def _begin(self, optimizer: Optimizer, *_: Any) -> None:
         self._restore()  # the step before may have failed between the two hooks
+        if self._later is not None:
+            later, self._later = self._later, None
+            later(self)
         factor = self.factor(self.steps)
         for group in optimizer.param_groups:
             own = group["lr"]

@@ -103,7 +103,11 @@ class Reducer:
     def abort(self) -> None:
         """Forget a pass that has failed. What it has started is waited for: the others have started it too."""
         self._wait()
+        for parameter in self._arrived:
+            parameter.grad = None  # the engine may have written into it after the script has cleared it
         self._arrived.clear()
+        if self._codec is not None:
+            self._codec.abort()
         self.drop()
 
     def drop(self) -> None:

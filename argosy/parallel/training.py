@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from argosy.comm.engine import EngineGroup
 from argosy.comm.group import Group
-from argosy.compress.catalogue import make_codec
+from argosy.compress.catalogue import can_take, make_codec
 from argosy.compress.codec import Codec
 from argosy.compress.config import CompressConfig
 from argosy.data.cursor import Cursor
@@ -58,7 +58,7 @@ class Training:
         self._codecs: list[Codec] = []
         self._averages: list[Average] = []
         self._rates: list[LearningRate] = []
-        self._loader: Loader | None = None
+        self._loaders: list[Loader] = []
         self._passes = SharedPasses(group)
         self._leaving = ExitStack()
 
@@ -67,8 +67,8 @@ class Training:
         self._leaving.close()
 
     def add_loader(self, loader: Loader) -> None:
-        """Steps come from this loader: rules that count samples or epochs go by it."""
-        self._loader = loader
+        """Steps come from this loader, or from another: rules that count samples or epochs go by it."""
+        self._loaders.append(loader)
 
     def add_model(self, model: nn.Module, number: int) -> None:
         """Keep a model's replicas one, in the way that was chosen. `number` tells it from the job's other models."""
@@ -114,14 +114,23 @@ class Training:
                 self._averages.append(average)
 
     def _add_rate(self, optimizer: Optimizer) -> None:
-        config, loader = self._config.part(OptimConfig), self._loader
-        if loader is None:
-            rate = LearningRate(config).attach(optimizer)
+        """Which of several loaders is for training shows when the optimizer steps in the loop over it."""
+        config = self._config.part(OptimConfig)
+        if len(self._loaders) > 1:
+            rate = LearningRate(config, later=self._choose_loader)
         else:
-            script, job = loader.batch_sizes or (None, None)
-            rate = LearningRate(config, script, job, loader.steps_in, lambda: loader.global_batch).attach(optimizer)
+            rate = LearningRate(config, *(_lengths(self._loaders[0]) if self._loaders else ()))
+        rate.attach(optimizer)
         self._leaving.callback(rate.close)
         self._rates.append(rate)
+        self._tell_rate(rate)
+
+    def _choose_loader(self, rate: LearningRate) -> None:
+        chosen = next((loader for loader in self._loaders if loader is self._cursor.loader), self._loaders[0])
+        rate.go_by(*_lengths(chosen))
+        self._tell_rate(rate)
+
+    def _tell_rate(self, rate: LearningRate) -> None:
         if line := rate.line():
             self._tell("learning_rate", arithmetic=line)
             self._show(line)
@@ -186,12 +195,7 @@ class Training:
         self._precision.load_state_dict(state.get("precision", {}))
         for replicas, kept in zip(self._local, state.get("local", []), strict=False):
             replicas.load_state_dict(kept, group)
-        for codec, kept in zip(self._codecs, state.get("codecs", []), strict=False):
-            if kept["name"].partition(":")[0] == self._config.codec()[0]:
-                codec.load_state_dict(kept["kept"], group)
-            else:
-                fate = f"of which compress={self._config.compress} can make nothing: it is left out"
-                warnings.warn(f"the checkpoint has what compress={kept['name']} held back, {fate}", stacklevel=3)
+        self._load_codecs(state.get("codecs", []), group)
         for average, kept in itertools.zip_longest(self._averages, state.get("averages", [])):
             if average is not None:
                 average.load_state_dict(kept) if kept is not None else average.restart()
@@ -199,5 +203,22 @@ class Training:
         for rate, kept in zip(active, state.get("rates", []), strict=False):
             rate.load_state_dict(kept)
 
+    def _load_codecs(self, states: list[dict[str, Any]], group: EngineGroup) -> None:
+        """What a codec has kept belongs to the parameters that it was kept for: without a state it keeps nothing."""
+        for codec, kept in itertools.zip_longest(self._codecs, states):
+            by = kept["name"] if kept is not None else "none"
+            takes = codec is not None and kept is not None and can_take(self._config.part(CompressConfig), by)
+            if codec is not None:
+                codec.load_state_dict(kept["kept"] if takes else {}, group)
+            if by != "none" and not takes:
+                mine = f"compress={self._config.compress}" if codec is not None else "a job that compresses nothing"
+                lost = "the momentum that it has kept too" if by.startswith("dgc") else "what it has held back"
+                warnings.warn(f"the checkpoint is of compress={by}: {mine} leaves out {lost}", stacklevel=4)
+
     def _told_round(self, done: Round) -> None:
         self._tell("round", **asdict(done))
+
+
+def _lengths(loader: Loader) -> tuple[int | None, int | None, Callable[[int], int], Callable[[], int | None]]:
+    script, job = loader.batch_sizes or (None, None)
+    return script, job, loader.steps_in, lambda: loader.global_batch

@@ -356,14 +356,18 @@ def test_two_models_in_one_pass_that_workers_see_in_another_order(codec: Codec |
     run(check_two_models, 2, codec)
 
 
-def check_failed_pass(place: Place) -> None:
-    both = Together(place, net())
+def check_failed_pass(place: Place, set_to_none: bool) -> None:
+    """The first worker clears its gradients before the second has begun, and so before sums arrive in them."""
+    both = Together(place, large_net())
     both.begin()
     handle = both.model[0].weight.register_hook(_fail)
+    time.sleep(0.3 * place.rank)
     with pytest.raises(ArithmeticError):
         squares(both.model, both.mine(batch(1)[: sum(both.shares)])).backward()
     handle.remove()
-    both.model.zero_grad()
+    time.sleep(0.3 * place.rank)
+    both.model.zero_grad(set_to_none)
+    both.group.barrier()
     for step in range(1, 3):
         both.backward(squares, batch()[: sum(both.shares)], step=step)
         both.check()
@@ -374,8 +378,9 @@ def _fail(_: Tensor) -> None:
     raise ArithmeticError("as a script's own hook may")
 
 
-def test_a_pass_that_fails_leaves_nothing_behind() -> None:
-    run(check_failed_pass, 2)
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_pass_that_fails_leaves_nothing_behind(set_to_none: bool) -> None:
+    run(check_failed_pass, 2, set_to_none)
 
 
 def check_buffers(place: Place) -> None:

@@ -197,7 +197,8 @@ def whole_numbers(place: Place, kind: str) -> tuple[Tensor, Tensor, Tensor]:
     if kind == "dgc":
         codec = DgcCodec(0.98, 0, exchange="sparse")
         parameter = nn.Parameter(torch.zeros(200, 100))
-        codec.attach({"w": parameter}, torch.optim.SGD([parameter], lr=0.1))
+        optimizer = torch.optim.SGD([parameter], lr=0.1)
+        codec.attach({"w": parameter}, optimizer)
     generator = torch.Generator().manual_seed(place.rank)
     brought, came = torch.zeros(20_000), torch.zeros(20_000)
     for step in range(30):
@@ -208,6 +209,8 @@ def whole_numbers(place: Place, kind: str) -> tuple[Tensor, Tensor, Tensor]:
             codec._exchange = "dense"  # in between, all is sent
         codec.reduce(bucket, group)
         codec._exchange = "sparse"
+        if kind == "dgc":
+            optimizer.step()
         came += bucket.flat
     group.close()
     return brought, came, kept(codec, "w")
@@ -225,9 +228,11 @@ def fewer(place: Place) -> Any:
     group = place.join()
     parameters = {name: nn.Parameter(value) for name, value in values(7).items()}
     codec = DgcCodec(0.99, 0, exchange="sparse")
-    codec.attach(parameters, torch.optim.SGD(parameters.values(), lr=0.1, momentum=0.9))
+    optimizer = torch.optim.SGD(parameters.values(), lr=0.1, momentum=0.9)
+    codec.attach(parameters, optimizer)
     for step in range(3):
         codec.reduce(bucket_of(share(place.rank, step, 3)), group)
+        optimizer.step()
     state = codec.state_dict(group)
     group.close()
     if place.rank == 2:
@@ -267,6 +272,8 @@ def corners(place: Place, kind: str, exchange: Any) -> None:
         zeros = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
         bucket = bucket_of({**zeros, **changes})
         codec.reduce(bucket, group)
+        if kind == "dgc":
+            optimizer.step()
         return cut(bucket)
 
     assert all(not value.any() for value in total().values())

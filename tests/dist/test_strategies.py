@@ -88,6 +88,7 @@ def test_what_parts_remember_goes_on_with_another_number_of_workers(tmp_path: Pa
         ("compress=dgc precision=fp16", "use precision=bf16"),
         ("compress=zip", "expected one of none, fp16, bf16"),
         ("compress=powersgd:0", "the rank is a whole number"),
+        ("compress=powersgd:inf", "the rank is a whole number"),
         ("compress=int8 dgc_clip=1", "are for compress=dgc"),
         ("accumulate=0", "a step is made of 1 batch or more"),
     ],

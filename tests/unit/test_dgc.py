@@ -73,11 +73,12 @@ def test_warm_up_has_four_stages_before_the_final_sparsity() -> None:
 def test_sparsity_follows_the_epochs() -> None:
     sizes = []
     codec = DgcCodec(exchange="sparse")
-    attached(codec, {"w": weight(256, 256)})
+    optimizer = attached(codec, {"w": weight(256, 256)})
     for epoch in range(5):
         codec.begin_step(epoch)
         before = codec.bytes_sent
         codec.reduce(bucket_of(w=torch.randn(256, 256)), Mirrors(2))  # type: ignore[arg-type]
+        optimizer.step()
         sizes.append((codec.bytes_sent - before) // 6)
     assert sizes == [16385, 4097, 1025, 263, 67]  # 65536 times 1 - sparsity, and one for a distance beyond 65535
 
@@ -198,8 +199,54 @@ def test_changed_momentum_and_loaded_groups_are_seen() -> None:
         codec.begin_step(9)
         bucket = bucket_of(b=torch.ones(1) / 2)
         codec.reduce(bucket, Mirrors(2))  # type: ignore[arg-type]
+        optimizer.step()
         totals.append(round(float(bucket.flat), 4))
     assert totals == [1.0, 1.9, 1.0, 1.0]
+
+
+def test_a_second_gradient_before_the_step_is_refused() -> None:
+    codec, group = DgcCodec(warmup_epochs=0), Mirrors(2)
+    optimizer = attached(codec, {"b": nn.Parameter(torch.zeros(3)), "other": nn.Parameter(torch.zeros(3))})
+    codec.reduce(bucket_of(b=torch.ones(3)), group)  # type: ignore[arg-type]
+    codec.reduce(bucket_of(other=torch.ones(3)), group)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match=r"another gradient of b before the optimizer's step.*fleet\.no_sync\(\)"):
+        codec.reduce(bucket_of(b=torch.ones(3)), group)  # type: ignore[arg-type]
+    codec.abort()  # a pass that has failed is not one to be added to
+    codec.reduce(bucket_of(b=torch.ones(3)), group)  # type: ignore[arg-type]
+    optimizer.step()
+    codec.reduce(bucket_of(b=torch.ones(3)), group)  # type: ignore[arg-type]
+
+
+def test_warm_up_without_epochs_is_refused() -> None:
+    DgcCodec(warmup_epochs=0).begin_step(None)
+    with pytest.raises(RuntimeError, match="dgc_warmup_epochs=4 counts epochs of a distributed DataLoader"):
+        DgcCodec().begin_step(None)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_of_a_run_without_dgc_goes_on(nesterov: bool) -> None:
+    """SGD alone for three steps, then DGC that sends everything: as if SGD had gone on."""
+    start = {"w": torch.randn(256, 256), "b": torch.randn(7)}
+    gradients = [{name: torch.randn_like(value) for name, value in start.items()} for _ in range(6)]
+    results = []
+    for switch in (3, 6):
+        parameters = {name: nn.Parameter(value.clone()) for name, value in start.items()}
+        optimizer = torch.optim.SGD(parameters.values(), lr=0.1, momentum=0.9, nesterov=nesterov)
+        codec, group = DgcCodec(sparsity=0.0, warmup_epochs=0), Mirrors(2)
+        for step, gradient in enumerate(gradients):
+            if step == switch:
+                codec.attach(parameters, optimizer)
+                codec.load_state_dict({}, group)  # type: ignore[arg-type]
+            bucket = bucket_of(**{name: value / 2 for name, value in gradient.items()})
+            if step >= switch:
+                codec.reduce(bucket, group)  # type: ignore[arg-type]
+                gradient = {p.name: bucket.flat[p.begin : p.end].view(p.shape) for p in bucket.parts}
+            for name, parameter in parameters.items():
+                parameter.grad = gradient[name].clone()
+            optimizer.step()
+        results.append(parameters)
+    for name in start:
+        torch.testing.assert_close(results[0][name], results[1][name])
 
 
 @pytest.mark.parametrize("size", [2, 4])

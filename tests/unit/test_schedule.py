@@ -1,13 +1,16 @@
 """Scaled and warmed-up learning rates: the step sees them, the script sees its own."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
+from torch.utils.data import DataLoader, TensorDataset
 
+import argosy
 from argosy.config import ConfigError
 from argosy.optim.config import OptimConfig
 from argosy.optim.schedule import LearningRate
@@ -155,3 +158,26 @@ def test_rules_without_what_they_compare_are_refused() -> None:
         LearningRate(OptimConfig(lr_scale="linear"))
     with pytest.raises(ConfigError, match=r"^warmup=5epochs: .*warmup=500"):
         LearningRate(OptimConfig(warmup="5epochs"))
+
+
+@pytest.mark.parametrize("order", [("train", "test"), ("test", "train")])
+def test_of_several_loaders_that_one_counts_which_the_optimizer_steps_in(
+    order: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = argosy.init("warmup=1epochs", run_folder=tmp_path)
+    net = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.8)
+    data = TensorDataset(torch.ones(80, 1))
+    loaders = {"train": DataLoader(data, batch_size=10), "test": DataLoader(data, batch_size=80)}
+    net, optimizer, *given = fleet.distribute(net, optimizer, *(loaders[name] for name in order))
+    loaders = dict(zip(order, given, strict=True))
+    rates: list[float] = []
+    optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
+    for (x,) in loaders["test"]:
+        net(x)
+    for (x,) in loaders["train"]:
+        net(x).sum().backward()
+        optimizer.step()
+    assert rates == pytest.approx([0.1 * step for step in range(1, 9)])
+    assert "over 1 epoch = 8 steps" in capsys.readouterr().out
+    fleet.close()
