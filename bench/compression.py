@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import network
 from crew import Crew
-from data_parallel import DDP, argosy, ddp
+from data_parallel import DDP, PLAN, argosy, ddp
 from harness import Claim, Report, Value, claim, versus
 from rounds import Entry, Plan, measure
 from suite import Part, main
@@ -49,7 +49,7 @@ def over(setting: str, mbits: float, codecs: list[str]) -> Part:
             *(Entry(label(codec), argosy(label(codec), CODECS[codec]), [SIZE], operation) for codec in chosen),
         ]
         repeats = plan.repeats if setting == GIGABIT else 3  # of many seconds each
-        patient = replace(plan, launches=1, repeats=repeats, least_iterations=2)
+        patient = replace(plan, repeats=repeats, least_iterations=2)
         with network.network(hosts=2, per_host=1, mbits=mbits) as places:
             rows, notes = measure(setting, entries, places, patient)
         report.add(rows, notes)
@@ -84,8 +84,13 @@ def count_bytes(report: Report, plan: Plan, quick: bool) -> None:
                 )
             told[codec] = (after - before) / steps
     report.extra["bytes of a step"] = told
+
+
+def notes_on_bytes(report: Report) -> Iterator[str]:
+    """Of all codecs."""
+    told = report.extra.get("bytes of a step", {})
     shares = ", ".join(f"{codec} 1/{DENSE_BYTES / count:.4g}" for codec, count in told.items())
-    report.notes.append(f"bytes that a worker hands over in a step, of those of all gradients: {shares}")
+    yield f"bytes that a worker hands over in a step, of those of all gradients: {shares}"
 
 
 def claims_of_bytes(report: Report) -> Iterator[Claim]:
@@ -96,11 +101,10 @@ def claims_of_bytes(report: Report) -> Iterator[Claim]:
 
 
 PARTS = {
-    "bytes": Part(count_bytes, claims_of_bytes, needs_network=True),
+    "bytes": Part(count_bytes, claims_of_bytes, needs_network=True, notes=notes_on_bytes),
     "gigabit": over(GIGABIT, 1000.0, list(CODECS)),
     "slow": over(SLOW, 100.0, ["powersgd", "dgc"]),
 }
 
 if __name__ == "__main__":
-    # Short turns, and many of them: the machine's speed changes from one second to the next.
-    main("Gradient compression", PARTS, Plan(repeats=8, seconds=1.5), Plan(launches=1, repeats=2, seconds=0.5))
+    main("Gradient compression", PARTS, replace(PLAN, launches=1), Plan(launches=1, repeats=2, seconds=0.5))

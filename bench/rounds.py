@@ -17,13 +17,17 @@ from harness import Row
 
 @dataclass(frozen=True)
 class Plan:
-    """How thoroughly to measure: starts of the crews, repeats in each, and about how long a turn takes."""
+    """How thoroughly to measure: starts of the crews, repeats in each, and about how long a turn takes.
+
+    `warmup` is how many iterations precede those that count, for each of these.
+    """
 
     launches: int = 2
     repeats: int = 5
     seconds: float = 0.25
     least_iterations: int = 3
     most_iterations: int = 5000
+    warmup: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,7 @@ def _one_launch(
                 if repeat < 0:
                     iterations[key] = _calibrate(crews[name], entry, size, plan)
                 else:
-                    measured.add((entry, size), _turn(crews[name], entry, size, iterations[key]))
+                    measured.add((entry, size), _turn(crews[name], entry, size, iterations[key], plan))
             except CrewFailed as error:
                 lose(name, error)
 
@@ -135,8 +139,8 @@ def in_turns(entries: Sequence[Entry], repeat: int) -> Iterator[Case]:
                 yield entry, size
 
 
-def _turn(crew: Crew, entry: Entry, size: int, iterations: int) -> dict[str, float]:
-    warmup = max(1, iterations // 10)
+def _turn(crew: Crew, entry: Entry, size: int, iterations: int, plan: Plan) -> dict[str, float]:
+    warmup = max(1, int(iterations * plan.warmup))
     answers = crew.ask({**entry.operation, "bytes": size}, warmup, iterations, deadline_seconds=90)
     if not entry.together:
         return dict(answers[0])
@@ -144,7 +148,7 @@ def _turn(crew: Crew, entry: Entry, size: int, iterations: int) -> dict[str, flo
 
 
 def _calibrate(crew: Crew, entry: Entry, size: int, plan: Plan) -> int:
-    seconds = _turn(crew, entry, size, 2)["median"]
+    seconds = _turn(crew, entry, size, 2, plan)["median"]
     if seconds < 1e-3:  # the first few say little about something so short
-        seconds = _turn(crew, entry, size, 50)["median"]
+        seconds = _turn(crew, entry, size, 50, plan)["median"]
     return max(plan.least_iterations, min(plan.most_iterations, int(plan.seconds / seconds)))
