@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,7 +11,8 @@ from ranks import Place
 from torch import Tensor, nn
 
 from argosy.comm.engine import EngineGroup
-from argosy.compress.codec import Codec
+from argosy.comm.pending import Pending
+from argosy.compress.codec import Bucket, Codec
 from argosy.data.cursor import Cursor, Position
 from argosy.parallel.config import ReducerConfig
 from argosy.parallel.data import DataParallel
@@ -83,3 +84,19 @@ def large_net() -> nn.Module:
     """With a matrix that is reduced where autograd has made it."""
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(6, 600), nn.Tanh(), nn.Linear(600, 600), nn.Tanh(), nn.Linear(600, 2))
+
+
+class Telling(Codec):
+    """Sums exactly, and remembers what it was given."""
+
+    def __init__(self, weighs: bool = False) -> None:
+        super().__init__()
+        self.weighs = weighs
+        self.names: list[str] = []
+        self.weights: set[float] = set()
+
+    def steps(self, bucket: Bucket, group: EngineGroup) -> Iterator[Pending]:
+        self.names += [part.name for part in bucket.parts]
+        assert sum(part.end - part.begin for part in bucket.parts) == bucket.flat.numel()
+        self.weights.add(bucket.weight)
+        yield group.all_reduce(bucket.flat.mul_(bucket.weight), wait=False)

@@ -56,6 +56,11 @@ class Cursor:
         return next(reversed(self._live.values()), None)
 
     @property
+    def epochs(self) -> float | None:
+        """How many epochs have passed, with a fraction; None outside the loop over any distributed loader."""
+        return None if self.at is None else self.at.epoch + self.at.step / self.at.steps
+
+    @property
     def loader(self) -> object:
         """Whose batch that is; outside any loop, the loader that was iterated last."""
         return self._seen[next(reversed(self._live or self._seen))] if self._seen else None

@@ -141,7 +141,7 @@ class DataParallel(Member):
                 f"outside the loop over one; give the DataLoader to fleet.distribute, or use fleet.no_sync()"
             )
         if self.codec is not None:
-            self.codec.begin_step(at.epoch + at.step / at.steps if at is not None else None)
+            self.codec.begin_step(self._cursor.epochs)
         if self.reducer is not None:
             self.reducer.overlap = self._overlaps and self._passes.has_one_model
             if at is not None and at.opens and self._begun != (at.epoch, at.step):

@@ -227,8 +227,7 @@ class LocalReplicas:
         ]
         weight, total, loss, flags = self._count([*moved, *self._buffers.changed()])
         if self._codec is not None:
-            at = self._cursor.at
-            self._codec.begin_step(at.epoch + at.step / at.steps if at is not None else None)
+            self._codec.begin_step(self._cursor.epochs)
         self._outer.meet(weight, flags[: len(moved)])
         drifted = [buffer for buffer, differs in zip(self._buffers.all(), flags[len(moved) :], strict=True) if differs]
         self._averaging.average([buffer for buffer in drifted if _has_mean(buffer)], weight)
