@@ -9,7 +9,7 @@ a worker has used: all start the same operations, and none waits for a gradient 
 [Note: whose time]
 Without a codec a bucket is handed to the engine. Its thread takes it when backward leaves it time, and what is left
 when backward ends runs in the thread that waits. A codec computes between its exchanges, so the reducer runs it on a
-thread of its own (`pipeline.py`).
+thread of its own (`turns.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from argosy.comm.engine import EngineGroup
 from argosy.comm.pending import Pending
 from argosy.compress.codec import Codec
 from argosy.parallel.buckets import Filling, Place, lay_out
-from argosy.parallel.pipeline import Pipeline
+from argosy.parallel.turns import Turns
 
 
 class Reducer:
@@ -42,7 +42,7 @@ class Reducer:
         self._group, self._codec, self._bucket_bytes, self.overlap = group, codec, bucket_bytes, overlap
         self._accumulates = accumulates
         self._thread = ThreadPoolExecutor(1, "argosy codec") if codec is not None else None
-        self._pipeline = Pipeline()  # that thread's
+        self._turns = Turns()  # that thread's
         self._fillings: list[Filling] = []
         self._places: dict[nn.Parameter, tuple[Filling, Place]] = {}
         self._arrived: dict[nn.Parameter, None] = {}  # in this pass, in order
@@ -154,12 +154,12 @@ class Reducer:
             steps = self._codec.steps(filling.bucket, self._group)
         else:
             steps = _sum(self._group, filling.flat)  # with a codec, gradients are weighted
-        return self._thread.submit(self._pipeline.add, steps).result
+        return self._thread.submit(self._turns.add, steps).result
 
     def _wait(self) -> None:
         """Return when the sums of all buckets that were started are there."""
         if self._thread is not None:
-            self._started.append(self._thread.submit(self._pipeline.drain).result)
+            self._started.append(self._thread.submit(self._turns.drain).result)
         for wait in self._started:
             wait()
         self._started.clear()

@@ -16,7 +16,7 @@ from argosy.comm.pending import DONE, Pending
 Steps = Iterator[Pending]
 
 
-class Pipeline:
+class Turns:
     """Runs the steps of buckets in turn."""
 
     def __init__(self) -> None:

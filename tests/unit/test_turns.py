@@ -1,4 +1,4 @@
-"""The pipeline: steps of several buckets by turns, in an order that all workers have."""
+"""Turns: steps of several buckets by turns, in an order that all workers have."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from argosy.comm.pending import Done, Pending
-from argosy.parallel.pipeline import Pipeline
+from argosy.parallel.turns import Turns
 
 
 class Exchange(Done):
@@ -29,19 +29,19 @@ def bucket(told: list[str], name: str, exchanges: int) -> Iterator[Pending]:
 
 def test_what_is_under_way_is_waited_for_after_the_next_bucket_has_begun() -> None:
     told: list[str] = []
-    pipeline = Pipeline()
+    turns = Turns()
     for name in "abc":
-        pipeline.add(bucket(told, name, 1))
-    pipeline.drain()
+        turns.add(bucket(told, name, 1))
+    turns.drain()
     assert told == ["a0", "b0", "wait a0", "a done", "c0", "wait b0", "b done", "wait c0", "c done"]
 
 
 def test_buckets_of_several_exchanges_go_on_by_turns() -> None:
     told: list[str] = []
-    pipeline = Pipeline()
+    turns = Turns()
     for name, exchanges in (("a", 2), ("b", 0), ("c", 2)):
-        pipeline.add(bucket(told, name, exchanges))
-    pipeline.drain()
+        turns.add(bucket(told, name, exchanges))
+    turns.drain()
     begun = [line for line in told if not line.startswith("wait")]
     assert begun == ["a0", "b done", "a1", "c0", "a done", "c1", "c done"]
     assert all(told.index(f"wait {name}") > told.index(name) for name in ("a0", "a1", "c0", "c1"))
@@ -53,9 +53,9 @@ def test_a_step_that_fails_gives_all_up() -> None:
         yield
 
     told: list[str] = []
-    pipeline = Pipeline()
-    pipeline.add(bucket(told, "a", 2))
+    turns = Turns()
+    turns.add(bucket(told, "a", 2))
     with pytest.raises(RuntimeError, match="a peer is lost"):
-        pipeline.add(fails())
-    pipeline.drain()
+        turns.add(fails())
+    turns.drain()
     assert told == ["a0"]
