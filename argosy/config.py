@@ -15,9 +15,10 @@ import math
 import re
 import types
 import typing
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 C = TypeVar("C", bound="Config")
+COUNTS: Final = tuple[int, ...]  # the type of a field that is a list of whole numbers
 
 
 class ConfigError(ValueError):
@@ -60,6 +61,8 @@ class Config:
                 )
             if isinstance(value, int) and not isinstance(value, bool) and float in options(hint):
                 object.__setattr__(self, name, float(value))
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
         # Every part's own check runs, whichever parts a class joins: parts need not know of each other.
         for part in type(self).__mro__:
             if "check" in vars(part) and part is not Config:
@@ -101,6 +104,9 @@ def fits(value: object, hint: Any) -> bool:
                 return True
             if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 53:
                 return True
+        elif option == COUNTS:
+            if isinstance(value, (list, tuple)) and value and all(fits(each, int) for each in value):
+                return True
         elif isinstance(value, option):
             return True
     return False
@@ -108,7 +114,13 @@ def fits(value: object, hint: Any) -> bool:
 
 def describe(hint: Any) -> str:
     """A field's type in words."""
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    words = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        COUNTS: "a list of whole numbers such as [3,1]",
+    }
     said = []
     for option in options(hint):
         if typing.get_origin(option) is Literal:
@@ -122,6 +134,8 @@ def spell(value: object) -> str:
     """A value as it is written on a strategy line."""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(spell, value))}]"
     return str(value)
 
 
@@ -137,6 +151,8 @@ def parse(name: str, text: str, hint: Any) -> Any:
                 return option(text)
             except ValueError:
                 continue
+        if option == COUNTS and re.fullmatch(r"\[\d+(,\s*\d+)*\]", text):
+            return tuple(int(each) for each in text[1:-1].split(","))
         if option is str:
             return text
     raise ConfigError(name, text, f"expected {describe(hint)}")

@@ -21,7 +21,7 @@ from argosy import config
 from argosy.comm.config import CommConfig
 from argosy.config import ConfigError
 from argosy.data.batches import BatchConfig
-from argosy.parallel.mesh import MeshConfig
+from argosy.parallel.mesh_config import MeshConfig
 from argosy.parallel.training_config import TrainingConfig
 
 __all__ = ["ConfigError", "Strategy"]
@@ -131,4 +131,4 @@ class Strategy(CommConfig, TrainingConfig, BatchConfig, MeshConfig):
 
     def check_workers(self, workers: int) -> None:
         """Refuse a mesh that does not fit the number of workers."""
-        self.part(MeshConfig).data_size(workers)
+        self.part(MeshConfig).sizes(workers)

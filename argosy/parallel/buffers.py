@@ -8,8 +8,15 @@ not always that number.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+
+from argosy.comm.group import Group
+from argosy.parallel.replicas import broadcast_tensor
 
 
 class Buffers:
@@ -36,3 +43,20 @@ class Buffers:
     def note(self) -> None:
         """They are the same on all workers now."""
         self._known = {(id(buffer), buffer._version) for buffer in self.all()}
+
+
+def average(tensors: Iterable[Tensor], weight: float, group: Group) -> None:
+    """The mean of tensors, weighted, in one exchange for each type of number; of whole numbers rank 0's."""
+    by_type: dict[torch.dtype, list[Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        by_type[tensor.dtype].append(tensor)
+    for dtype, members in by_type.items():
+        if not dtype.is_floating_point:
+            for member in members:
+                broadcast_tensor(member, group)
+            continue
+        flat = torch.cat([member.reshape(-1).cpu() for member in members])
+        flat = flat.mul_(weight) if weight else flat.zero_()
+        group.all_reduce(flat)
+        for member, part in zip(members, flat.split([member.numel() for member in members]), strict=True):
+            member.copy_(part.view_as(member))

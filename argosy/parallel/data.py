@@ -18,8 +18,7 @@ closes the step; until then the sum waits in the bucket, and `p.grad` is None.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
 
@@ -31,12 +30,13 @@ from argosy.comm.engine import EngineGroup
 from argosy.comm.group import Group
 from argosy.compress.codec import Codec
 from argosy.data.cursor import Cursor
-from argosy.parallel.buffers import Buffers
+from argosy.parallel.buffers import Buffers, average
 from argosy.parallel.config import ReducerConfig
+from argosy.parallel.meeting import Meeting
 from argosy.parallel.nothing import tolerate_empty_batches
 from argosy.parallel.passes import Member, SharedPasses
 from argosy.parallel.reducer import Reducer
-from argosy.parallel.replicas import broadcast_tensor, make_alike
+from argosy.parallel.replicas import make_alike
 from argosy.parallel.sparse import sum_sparse
 from argosy.parallel.sync_batchnorm import Forward, synchronise_statistics
 
@@ -58,7 +58,8 @@ class DataParallel(Member):
         """`passes`: those that the model shares with others that are reduced over the same group."""
         config = config or ReducerConfig()
         self.model, self.codec = model, codec
-        self._group, self._cursor, self._number, self._accumulate = group, cursor, number, accumulate
+        self._group, self._cursor, self._accumulate = group, cursor, accumulate
+        self._meeting = Meeting(group, cursor, number)
         self._used: set[nn.Parameter] = set()  # by anyone, in any step, if there is a codec
         self._hooks: list[RemovableHandle | Forward] = []
         self._listening: dict[nn.Parameter, str] = {}
@@ -172,7 +173,7 @@ class DataParallel(Member):
         parameters, buffers = list(self._listening), self._buffers.all()
         dense = [parameter in used for parameter in parameters]
         sparse = [_is_sparse(parameter.grad, self._listening[parameter]) for parameter in parameters]
-        users = iter(self._exchange([*dense, *sparse, *self._buffers.changed()]))
+        users = iter(self._meeting.exchange([*dense, *sparse, *self._buffers.changed()]))
         dense_users = {parameter: next(users) for parameter in parameters}
         sparse_users = {parameter: next(users) for parameter in parameters}
         for place in reducer.places:
@@ -186,7 +187,7 @@ class DataParallel(Member):
         for parameter in (parameter for parameter in parameters if sparse_users[parameter]):
             self._sum_sparse(parameter, weight, alone=not dense_users[parameter])
         # Through `data`: a graph that is kept for another backward pass may hold the buffer, at the version it has.
-        self._average([buffer.data for buffer in buffers if next(users)], self._cursor.part(self._group.size))
+        average([buffer.data for buffer in buffers if next(users)], self._cursor.part(self._group.size), self._group)
         self._buffers.note()
         reducer.settle_order()
         self._lay_out()
@@ -207,43 +208,6 @@ class DataParallel(Member):
             )
         self._sparse.add(parameter)
         sum_sparse(parameter, weight, cast(EngineGroup, self._group))
-
-    def _exchange(self, flags: list[bool]) -> list[float]:
-        """How many workers raise each flag; the mean loss comes with it.
-
-        Workers that are not at the same batch would average what does not belong together: it is checked here.
-        """
-        losses, reporters = self._cursor.take_losses()
-        at = self._cursor.at
-        place = [self._number, *((at.epoch, at.step) if at else (-1, -1))]
-        sums = torch.tensor([losses, reporters, *place, *flags], dtype=torch.float64)
-        self._group.all_reduce(sums)
-        losses, reporters, *told = sums.tolist()
-        if told[:3] != [self._group.size * where for where in place]:
-            where = f"batch {at.step} of epoch {at.epoch}" if at else "a batch of no distributed loader"
-            raise RuntimeError(
-                f"workers are out of step: rank {self._group.rank} has run backward on {where}, and others elsewhere; "
-                f"all must run backward on the same batches (a `continue` on some workers only, say, leaves one out)"
-            )
-        if reporters:
-            self._cursor.mean_loss = losses / reporters
-        return told[3:]
-
-    def _average(self, tensors: Iterable[Tensor], weight: float) -> None:
-        """The mean of buffers, weighted, in one exchange for each type of number; of whole numbers rank 0's."""
-        by_type = defaultdict(list)
-        for tensor in tensors:
-            by_type[tensor.dtype].append(tensor)
-        for dtype, members in by_type.items():
-            if not dtype.is_floating_point:
-                for member in members:
-                    broadcast_tensor(member, self._group)
-                continue
-            flat = torch.cat([member.reshape(-1).cpu() for member in members])
-            flat = flat.mul_(weight) if weight else flat.zero_()
-            self._group.all_reduce(flat)
-            for member, part in zip(members, flat.split([member.numel() for member in members]), strict=True):
-                member.copy_(part.view_as(member))
 
 
 def _refuse_unseen(model: nn.Module, codec: Codec | None) -> None:

@@ -14,7 +14,7 @@ from argosy import config
 from argosy.comm.config import MAX_SOCKETS, CommConfig
 from argosy.config import Config, ConfigError
 from argosy.data.batches import BatchConfig
-from argosy.parallel.mesh import MeshConfig
+from argosy.parallel.mesh_config import MeshConfig
 from argosy.strategy import Strategy
 
 HINTS = config.hints(Strategy)
@@ -24,6 +24,7 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     float: st.floats(1e-3, 1e6),
     bool: st.booleans(),
     str: st.text(),
+    config.COUNTS: st.lists(st.integers(1, 99), min_size=2).map(tuple),
     type(None): st.none(),
 }
 
@@ -194,7 +195,7 @@ def test_a_mesh_must_fit_the_workers(data: int | None, workers: int) -> None:
     strategy = Strategy(data=data)
     if data in (None, workers):
         strategy.check_workers(workers)
-        assert strategy.part(MeshConfig).data_size(workers) == workers
+        assert strategy.part(MeshConfig).sizes(workers).data == workers
     else:
         with pytest.raises(ConfigError, match=f"^data={data}: ") as caught:
             strategy.check_workers(workers)
