@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +22,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from argosy.checkpoint import whole
-from argosy.checkpoint.files import CheckpointError
+from argosy.checkpoint.checkpoints import Checkpoints
 from argosy.checkpoint.roles import roles
 from argosy.comm.agree import check_agreement
 from argosy.comm.config import CommConfig
 from argosy.comm.group import Group
 from argosy.comm.mean import weighted_mean
+from argosy.comm.second import join_second
 from argosy.comm.world import join_world
 from argosy.control.job import Job
 from argosy.data.batches import BatchConfig
@@ -46,7 +46,6 @@ from argosy.parallel.training_config import TrainingConfig
 from argosy.strategy import Strategy
 
 Value = TypeVar("Value", float, Tensor)
-_TRAINING: Final = "training"  # what a checkpoint calls what the strategy's parts remember
 
 
 def init(strategy: Strategy | str | Path | None = None, *, run_folder: str | Path | None = None) -> Fleet:
@@ -94,6 +93,12 @@ class Fleet:
             strategy.accumulate,
             self._log.emit,
             lambda line: self.print(f"argosy: {line}"),
+        )
+        self._checkpoints = Checkpoints(
+            group,
+            lambda: join_second(group, strategy.part(CommConfig), "saves"),
+            strategy.to_line(),
+            self._training,
         )
         self._log.emit(
             "start",
@@ -239,10 +244,20 @@ class Fleet:
         if self.is_first:
             print(*values, **options)
 
-    def save(self, path: str | Path, *parts: Any) -> None:
-        """Write a checkpoint of models, optimizers, schedulers and loaders: whole or not at all.
+    def save(
+        self,
+        path: str | Path,
+        *parts: Any,
+        step: int | None = None,
+        wait: bool = True,
+        keep: int | None = None,
+    ) -> None:
+        """Write a checkpoint of models, optimizers, schedulers and loaders, into a folder `step-00000120` under `path`.
 
-        All workers call it; the first one writes. It loads again on any number of workers.
+        All workers call it. It is whole or absent, and loads again on any mesh of workers. `step` is the number of the
+        optimizer's steps so far, unless given. `wait=False` copies what is to be saved and writes it in the background:
+        the next save, `fleet.saved()` or the end of the job waits for it. `keep=3` keeps the last three. See
+        docs/checkpoints.md.
 
         >>> import tempfile, torch, argosy
         >>> fleet = argosy.init(run_folder=tempfile.mkdtemp())
@@ -252,15 +267,27 @@ class Fleet:
         >>> torch.equal(net.weight, other.weight)
         True
         """
+        named, models = roles(parts), self._named_models(parts)
         self._training.synchronise()
-        states = {role: part.state_dict() for role, part in roles(parts).items()}
-        if "optimizer" in states and (training := self._training.state_dict()):
-            states[_TRAINING] = training
-        whole.save(Path(path), states, self._group)
-        self._log.emit("save", path=str(path), parts=list(states))
+        number = self._meter.steps if step is None else step
+        alike = self.strategy.sync == "step"
+        held = self._checkpoints.save(path, named, models, step=number, wait=wait, keep=keep, alike=alike)
+        self._log.emit("save", path=str(path), step=number, parts=held, wait=wait)
+
+    def saved(self) -> None:
+        """Return when the checkpoint that is being written in the background is whole; raise the error if it failed.
+
+        >>> import tempfile, torch, argosy
+        >>> fleet = argosy.init(run_folder=tempfile.mkdtemp())
+        >>> fleet.save(f"{fleet.run_folder}/net", torch.nn.Linear(4, 1), wait=False)
+        >>> fleet.saved()
+        """
+        self._checkpoints.finish()
 
     def load(self, path: str | Path, *parts: Any) -> None:
-        """Read a checkpoint into models, optimizers, schedulers and loaders. The first worker reads the files.
+        """Read a checkpoint into models, optimizers, schedulers and loaders.
+
+        `path` is a folder of checkpoints, of which the newest whole one is taken, or that of one step.
 
         >>> import tempfile, torch, argosy
         >>> fleet = argosy.init(run_folder=tempfile.mkdtemp())
@@ -268,15 +295,26 @@ class Fleet:
         >>> fleet.save(f"{fleet.run_folder}/net", net, torch.optim.Adam(net.parameters()))
         >>> fleet.load(f"{fleet.run_folder}/net", net)
         """
-        wanted = roles(parts)
-        states = whole.load(Path(path), self._group)
-        for role in wanted:
-            if role not in states:
-                raise CheckpointError(f"{path} holds {', '.join(states)}, and no {role}")
-        for role, part in wanted.items():
-            part.load_state_dict(states[role])
-        self._training.load_state_dict(states.get(_TRAINING, {}) if "optimizer" in wanted else {})
-        self._log.emit("load", path=str(path), parts=list(wanted))
+        named = roles(parts)
+        step = self._checkpoints.load(path, named, self._named_models(parts))
+        if step is not None:
+            self._meter.steps = step
+        self._log.emit("load", path=str(path), step=step, parts=list(named))
+
+    def export(self, path: str | Path, model: nn.Module) -> None:
+        """Write a model's tensors, whole, into one plain safetensors file, on the first worker. All workers call it.
+
+        >>> import tempfile, torch, argosy
+        >>> from safetensors.torch import load_file
+        >>> fleet = argosy.init(run_folder=tempfile.mkdtemp())
+        >>> net = torch.nn.Linear(4, 1)
+        >>> fleet.export(f"{fleet.run_folder}/net.safetensors", net)
+        >>> torch.equal(load_file(f"{fleet.run_folder}/net.safetensors")["weight"], net.weight)
+        True
+        """
+        self._training.synchronise()
+        self._checkpoints.export(path, model)
+        self._log.emit("export", path=str(path))
 
     def close(self) -> None:
         """Leave the job. It happens by itself when the script ends; calling it twice is harmless."""
@@ -290,13 +328,23 @@ class Fleet:
 
     def _close(self, failed: bool) -> None:
         atexit.unregister(self.close)
+        with ExitStack() as leaving:  # whatever fails, the rest is done too
+            leaving.callback(self._leaving.close)
+            leaving.callback(self._training.close)
+            leaving.callback(self._log.close)
+            leaving.callback(self._end, failed)
+            self._checkpoints.close()
+
+    def _end(self, failed: bool) -> None:
         if self._progress is not None:
             self._progress.close()
         self._warned.close()
         self._meter.end("failed" if failed else "done")
-        self._log.close()
-        self._training.close()
-        self._leaving.close()
+
+    def _named_models(self, parts: tuple[Any, ...]) -> list[nn.Module]:
+        """The models that an optimizer's parameters have their names from, each once."""
+        known = [part for part in (*self._distributed, *parts) if isinstance(part, nn.Module)]
+        return list({id(model): model for model in known}.values())
 
     def _place(self, part: Any) -> Any:
         if any(part is placed for placed in self._distributed):
