@@ -1,0 +1,131 @@
+"""What DTensors lack for a model's own code to run on them as it is written.
+
+While a model computes, every function of torch that it calls with a DTensor passes here:
+- a plain tensor beside a DTensor is one that all ranks have, so it becomes a replicated one (a mask, a parameter);
+- a fused q, k and v, each of which is divided, is split where it lies, which DTensor's rule would gather first;
+- attention and cross-entropy are computed divided;
+- what DTensor has no rule for is computed from whole tensors, as one process does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from argosy.config import ConfigError
+from argosy.parallel.tensor.attention import scaled_dot_product
+from argosy.parallel.tensor.crossing import REPLICATE, plain, unwrap, wrap
+from argosy.parallel.tensor.loss import cross_entropy
+from argosy.parallel.tensor.region import Region
+
+
+class Rules(TorchFunctionMode):
+    """Active while a model of this region computes."""
+
+    def __init__(self, region: Region) -> None:
+        super().__init__()
+        self._region = region
+        self._special: dict[Any, Callable[..., Any]] = {
+            F.cross_entropy: cross_entropy,
+            F.scaled_dot_product_attention: lambda *args, **kwargs: scaled_dot_product(region, *args, **kwargs),
+            Tensor.split: self._split,
+            torch.split: self._split,
+            Tensor.chunk: self._chunk,
+            torch.chunk: self._chunk,
+        }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch by the rules."""
+        kwargs = kwargs or {}
+        kinds = _kinds(args) | (_kinds(kwargs.values()) if kwargs else 0)
+        if not kinds & _DIVIDED:
+            return func(*args, **kwargs)
+        if (special := self._special.get(func)) is not None:
+            return special(*args, **kwargs)
+        if kinds & _PLAIN:
+            # A plain tensor that is changed in place cannot become another one: it takes whole values.
+            change = plain if _changes(func) and not isinstance(args[0], DTensor) else self._lift
+            args, kwargs = tree_map_only(Tensor, change, (args, kwargs))
+        try:
+            return func(*args, **kwargs)
+        except NotImplementedError:
+            args, kwargs = tree_map_only(Tensor, plain, (args, kwargs))
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            if "unevenly sharded" not in str(error):
+                raise
+            raise self._uneven(func, args) from error
+
+    def _lift(self, tensor: Tensor) -> Tensor:
+        if isinstance(tensor, DTensor) or not tensor.dim():
+            return tensor
+        return wrap(tensor, self._region.mesh, REPLICATE)
+
+    def _split(self, tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> Any:
+        parts, sizes = _parts(tensor, dim), split_size_or_sections
+        if parts:
+            equal = tensor.shape[dim] // parts
+            if sizes == equal or (not isinstance(sizes, int) and list(sizes) == [equal] * parts):
+                return self._apart(tensor, parts, dim)
+        return torch.split(tensor, sizes if isinstance(sizes, int) else list(sizes), dim)
+
+    def _chunk(self, input: Tensor, chunks: int, dim: int = 0) -> Any:
+        return self._apart(input, chunks, dim) if chunks == _parts(input, dim) else torch.chunk(input, chunks, dim)
+
+    def _apart(self, tensor: Tensor, parts: int, dim: int) -> tuple[Tensor, ...]:
+        assert isinstance(tensor, DTensor)
+        placement = Shard(dim % tensor.dim())
+        return tuple(wrap(part, self._region.mesh, placement) for part in unwrap(tensor).chunk(parts, dim))
+
+    def _uneven(self, func: Any, args: Any) -> ConfigError:
+        name, size = self._region.latest, self._region.size
+        said = ", ".join(str(tuple(each.shape) if isinstance(each, Tensor) else each) for each in args)
+        return ConfigError(
+            "tensor",
+            size,
+            f"the output of {name} is divided among {size} ranks, and {getattr(func, '__name__', func)}({said}) has a "
+            f"number (of heads?) that does not divide by {size}; choose a tensor= that divides it, or "
+            f"tensor_plan={name}:replicate",
+        )
+
+
+_PLAIN, _DIVIDED = 1, 2
+
+
+def _kinds(arguments: Any) -> int:
+    """Which kinds of tensors are among a call's arguments."""
+    kinds = 0
+    for each in arguments:
+        if isinstance(each, DTensor):
+            kinds |= _DIVIDED
+        elif isinstance(each, Tensor):
+            kinds |= _PLAIN
+        elif isinstance(each, list | tuple):
+            kinds |= _kinds(each)
+    return kinds
+
+
+def _changes(func: Any) -> bool:
+    """Whether a function changes its first argument."""
+    name = getattr(func, "__name__", "")
+    return (
+        name == "__setitem__"
+        or (name.startswith("__i") and name != "__index__")
+        or (name.endswith("_") and not name.endswith("__"))
+    )
+
+
+def _parts(tensor: Tensor, dim: int) -> int:
+    """Into how many parts, each of them divided, a dimension falls; 0 if it does not."""
+    if not isinstance(tensor, DTensor) or not isinstance(tensor.placements[0], _StridedShard):
+        return 0
+    placement = tensor.placements[0]
+    return int(placement.split_factor) if placement.dim == dim % tensor.dim() else 0
