@@ -108,32 +108,3 @@ def boxes_of(runs: Sequence[list[Run]]) -> Iterator[tuple[Box, Box]]:
         sizes = tuple(end - begin for (begin, end), _ in chosen)
         if 0 not in sizes:
             yield Box(tuple(begin for (begin, _), _ in chosen), sizes), Box(tuple(at for _, at in chosen), sizes)
-
-
-def flat_boxes(shape: Sequence[int], begin: int, end: int) -> list[Box]:
-    """The boxes that hold the elements `begin` up to `end` of a tensor laid out flat, in that order.
-
-    >>> [str(box) for box in flat_boxes((4, 3), 2, 10)]
-    ['[0:1,2:3]', '[1:3,0:3]', '[3:4,0:1]']
-    """
-    if begin >= end:
-        return []
-    if not shape:
-        return [Box((), ())]
-    row = math.prod(shape[1:])
-    found: list[Box] = []
-
-    def inside(index: int, low: int, high: int) -> None:
-        found.extend(Box((index, *box.offsets), (1, *box.sizes)) for box in flat_boxes(shape[1:], low, high))
-
-    first, last = -(-begin // row), end // row
-    if first > last:  # within one row
-        inside(last, begin - last * row, end - last * row)
-        return found
-    if begin < first * row:
-        inside(first - 1, begin - (first - 1) * row, row)
-    if first < last:
-        found.append(Box((first, *(0 for _ in shape[1:])), (last - first, *shape[1:])))
-    if end > last * row:
-        inside(last, 0, end - last * row)
-    return found

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from argosy.checkpoint.export import export
-from argosy.checkpoint.parts import Slices, load_parts, state_of
+from argosy.checkpoint.parts import load_parts, state_of
 from argosy.checkpoint.random_state import random_state
 from argosy.checkpoint.read import open_checkpoint
 from argosy.checkpoint.save import Saver
@@ -52,14 +52,13 @@ class Checkpoints:
         wait: bool = True,
         keep: int | None = None,
         alike: bool = True,
-        slices: Slices | None = None,
     ) -> list[str]:
         """Write a checkpoint of named objects; returns the names of all that is in it.
 
         `models` are those that parameters have their names from. Unless the ranks' optimizers are `alike`, rank 0's
-        is written. `slices` tells which of their parameters are flat slices of larger ones.
+        is written.
         """
-        states = {role: state_of(part, models, slices) for role, part in parts.items()}
+        states = {role: state_of(part, models) for role, part in parts.items()}
         optimizers = tuple(role for role, part in parts.items() if isinstance(part, Optimizer))
         if optimizers and (extra := self._extra.state_dict()):
             states[EXTRA] = extra
@@ -75,9 +74,7 @@ class Checkpoints:
         )
         return [role for role in states if role != RANDOM]
 
-    def load(
-        self, path: str | Path, parts: Mapping[str, Any], models: Sequence[nn.Module], slices: Slices | None = None
-    ) -> int | None:
+    def load(self, path: str | Path, parts: Mapping[str, Any], models: Sequence[nn.Module]) -> int | None:
         """Read a checkpoint into named objects; returns the step to go on from, if an optimizer is among them."""
         self._saver.finish()
         opened = open_checkpoint(path, self._group)
@@ -85,7 +82,7 @@ class Checkpoints:
         wanted = dict(parts)
         if goes_on and EXTRA in opened.manifest.parts:
             wanted[EXTRA] = self._extra
-        load_parts(opened, wanted, models, slices, random_of=self._group.rank if goes_on else None)
+        load_parts(opened, wanted, models, random_of=self._group.rank if goes_on else None)
         if EXTRA not in wanted:  # what is remembered belongs to the parameters that it was remembered for
             self._extra.load_state_dict({})
         return opened.manifest.step if goes_on else None

@@ -12,17 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from argosy.checkpoint import tree
 from argosy.checkpoint.errors import CheckpointError
 from argosy.checkpoint.manifest import TensorEntry
-from argosy.checkpoint.pieces import FlatSlice
 from argosy.checkpoint.shard import DTYPES
 
 Name = str | int
-Place = Callable[[str, Any], Any]  # asks for a stored tensor: its name, and the tensor or Pieces to fill
+Place = Callable[[str, Tensor], None]  # asks for a stored tensor: its name, and the tensor to fill
 
 
 def parameter_names(models: Sequence[nn.Module], optimizer: Optimizer) -> dict[int, str]:
@@ -37,12 +35,10 @@ def parameter_names(models: Sequence[nn.Module], optimizer: Optimizer) -> dict[i
 
 
 class NamedOptimizer:
-    """An optimizer as a checkpoint sees it. `slices` tells which parameters are flat slices of larger ones."""
+    """An optimizer as a checkpoint sees it."""
 
-    def __init__(
-        self, optimizer: Optimizer, names: Mapping[int, str], slices: Mapping[int, FlatSlice] | None = None
-    ) -> None:
-        self._optimizer, self._slices = optimizer, slices or {}
+    def __init__(self, optimizer: Optimizer, names: Mapping[int, str]) -> None:
+        self._optimizer = optimizer
         self._groups: list[list[tuple[Name, Tensor]]] = []
         number = 0
         for group in optimizer.param_groups:
@@ -60,10 +56,9 @@ class NamedOptimizer:
         """The optimizer's state dict, by names."""
         given = self._optimizer.state_dict()
         states = {}
-        for number, (name, parameter) in enumerate(self._parameters):
+        for number, (name, _) in enumerate(self._parameters):
             if number in given["state"]:
-                kept = given["state"][number]
-                states[name] = {key: self._piece(value, parameter) for key, value in kept.items()}
+                states[name] = given["state"][number]
         groups = {
             number: {**group, "params": {name: None for name, _ in members}}
             for number, (group, members) in enumerate(zip(given["param_groups"], self._groups, strict=True))
@@ -75,10 +70,11 @@ class NamedOptimizer:
         """Ask for what is stored; returns what puts it into the optimizer, once it is there."""
         content = tree.entries(form)
         stored = {name: tree.entries(each) for name, each in tree.entries(content["state"]).items()}
+        here = self._optimizer.state_dict()["state"]
         states: dict[int, dict[Any, Any]] = {}
         for number, (name, parameter) in enumerate(self._parameters):
             if name in stored:
-                held = self._optimizer.state.get(parameter, {})
+                held = here.get(number, {})
                 states[number] = {
                     key: tree.join(value, self._taker(tensors, place, parameter, held.get(key)))
                     for key, value in stored[name].items()
@@ -99,7 +95,7 @@ class NamedOptimizer:
         self._optimizer.load_state_dict(loaded)
         # torch converts states to the parameter's type; what was saved is what counts.
         for number, state in loaded["state"].items():
-            kept = self._optimizer.state[self._parameters[number][1]]
+            kept = self._optimizer.state.get(self._parameters[number][1], {})
             for key, value in state.items():
                 if isinstance(value, Tensor) and isinstance(kept.get(key), Tensor) and kept[key].dtype != value.dtype:
                     kept[key] = value
@@ -132,40 +128,26 @@ class NamedOptimizer:
             found.append(stored[first])
         return found
 
-    def _piece(self, value: Any, parameter: Tensor) -> Any:
-        slice_ = self._slices.get(id(parameter))
-        if slice_ is not None and isinstance(value, Tensor) and value.shape == parameter.shape:
-            return slice_.of(value)
-        return value
-
     def _taker(
         self, tensors: Mapping[str, TensorEntry], place: Place, parameter: Tensor, held: Any
     ) -> Callable[[str], Tensor]:
         def take(name: str) -> Tensor:
-            entry = tensors[name]
-            target = self._target(entry, parameter, held)
-            slice_ = self._slices.get(id(parameter))
-            sliced = slice_ is not None and target.shape == parameter.shape and entry.shape == slice_.shape
-            place(name, slice_.of(target) if slice_ is not None and sliced else target)
+            target = _target(tensors[name], parameter, held)
+            place(name, target)
             return target
 
         return take
 
-    def _target(self, entry: TensorEntry, parameter: Tensor, held: Any) -> Tensor:
-        """Where a stored state goes: the tensor that is there if it fits, or a new one placed as the parameter is."""
-        dtype, slice_ = DTYPES[entry.dtype], self._slices.get(id(parameter))
-        if isinstance(held, Tensor) and held.dtype == dtype:
-            if tuple(held.shape) == entry.shape:
-                return held
-            if slice_ is not None and slice_.shape == entry.shape and held.shape == parameter.shape:
-                return held
-        if slice_ is not None and slice_.shape == entry.shape:
-            return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-        if isinstance(parameter, DTensor) and entry.shape and tuple(parameter.shape) == entry.shape:
-            return torch.empty_like(parameter.detach(), dtype=dtype)
-        if entry.shape and tuple(parameter.shape) == entry.shape:
-            return torch.empty_like(parameter.detach(), dtype=dtype, memory_format=torch.contiguous_format)
-        return torch.empty(entry.shape, dtype=dtype)
+
+def _target(entry: TensorEntry, parameter: Tensor, held: Any) -> Tensor:
+    """Where a stored state goes: the tensor that is there if it fits, or a new one placed as the parameter is."""
+    dtype = DTYPES[entry.dtype]
+    if isinstance(held, Tensor) and held.dtype == dtype and tuple(held.shape) == entry.shape:
+        return held
+    # A count of steps stays a plain number, whatever the shape of the parameter.
+    if entry.shape and tuple(parameter.shape) == entry.shape:
+        return torch.empty_like(parameter.detach(), dtype=dtype, memory_format=torch.contiguous_format)
+    return torch.empty(entry.shape, dtype=dtype)
 
 
 def _taking(tensors: Mapping[str, TensorEntry], place: Place) -> Callable[[str], Tensor]:

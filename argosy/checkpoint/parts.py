@@ -19,18 +19,16 @@ from argosy.checkpoint import tree
 from argosy.checkpoint.agree import together
 from argosy.checkpoint.errors import CheckpointError
 from argosy.checkpoint.optimizer import NamedOptimizer, parameter_names
-from argosy.checkpoint.pieces import FlatSlice, pieces_of
+from argosy.checkpoint.pieces import pieces_of
 from argosy.checkpoint.random_state import set_random_state
 from argosy.checkpoint.read import Opened, Request, fill
 from argosy.checkpoint.shard import DTYPES
 
-Slices = Mapping[int, FlatSlice]
 
-
-def state_of(part: Any, models: Sequence[nn.Module], slices: Slices | None = None) -> Any:
+def state_of(part: Any, models: Sequence[nn.Module]) -> Any:
     """What a checkpoint keeps of an object."""
     if isinstance(part, Optimizer):
-        return NamedOptimizer(part, parameter_names(models, part), slices).state()
+        return NamedOptimizer(part, parameter_names(models, part)).state()
     return part.state_dict()
 
 
@@ -38,11 +36,10 @@ def load_parts(
     opened: Opened,
     parts: Mapping[str, Any],
     models: Sequence[nn.Module],
-    slices: Slices | None = None,
     random_of: int | None = None,
 ) -> None:
     """Give named objects what a checkpoint keeps of them, and the generators what it keeps of a rank's; all or none."""
-    loading = Loading(opened, models, slices or {})
+    loading = Loading(opened, models)
 
     def prepare() -> dict[str, list[Any]]:
         if random_of is not None:
@@ -58,8 +55,8 @@ def load_parts(
 class Loading:
     """What is to be read from a checkpoint, and what is to be done with it then."""
 
-    def __init__(self, opened: Opened, models: Sequence[nn.Module], slices: Slices) -> None:
-        self._opened, self._models, self._slices = opened, models, slices
+    def __init__(self, opened: Opened, models: Sequence[nn.Module]) -> None:
+        self._opened, self._models = opened, models
         self.requests: list[Request] = []
         self._after: list[Callable[[], Any]] = []
 
@@ -125,7 +122,7 @@ class Loading:
         return list(state)
 
     def _prepare_optimizer(self, role: str, optimizer: Optimizer, form: Any) -> list[Any]:
-        named = NamedOptimizer(optimizer, parameter_names(self._models, optimizer), self._slices)
+        named = NamedOptimizer(optimizer, parameter_names(self._models, optimizer))
         groups = tree.entries(tree.entries(form)["param_groups"]).values()
         stored = {(type(key), key) for group in groups for key in tree.entries(tree.entries(group)["params"])}
         if missing := [name for name in named.names() if (type(name), name) not in stored]:
@@ -151,7 +148,7 @@ class Loading:
 
         return tree.join(form, take)
 
-    def _ask(self, name: str, target: Any) -> None:
+    def _ask(self, name: str, target: Tensor) -> None:
         pieces, entry = pieces_of(target, name), self._opened.manifest.tensors[name]
         if pieces.shape != entry.shape:
             raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Pieces: a tensor as one rank holds it, whatever holds it: a plain tensor, a DTensor on any mesh, a flat slice.
+"""Pieces: a tensor as one rank holds it, whatever holds it: a plain tensor, or a DTensor on any mesh.
 
 Saving writes pieces, and loading fills them where they are. Views throughout: nothing is copied or gathered here.
 """
@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard, _StridedShard
 
-from argosy.checkpoint.boxes import Box, Run, boxes_of, chunk, flat_boxes, interleaved, whole
+from argosy.checkpoint.boxes import Box, Run, boxes_of, chunk, interleaved, whole
 from argosy.checkpoint.errors import CheckpointError
 
 
@@ -35,35 +35,8 @@ class Pieces:
         raise KeyError(str(wanted))
 
 
-@dataclass(frozen=True)
-class FlatSlice:
-    """Says of a one-dimensional tensor: it is the elements `begin` up to `end` of a tensor of this shape, laid flat.
-
-    That is how optimizer states are sharded by elements. Put `FlatSlice.of(tensor)` into a state dict.
-    """
-
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-    def of(self, tensor: Tensor) -> Pieces:
-        """The slice's tensor as pieces of the whole one."""
-        if tensor.shape != (self.end - self.begin,):
-            raise CheckpointError(
-                f"a slice of the elements {self.begin} to {self.end} was given a tensor of shape {list(tensor.shape)}"
-            )
-        parts, position = [], 0
-        flat = tensor.detach()
-        for box in flat_boxes(self.shape, self.begin, self.end):
-            parts.append((box, flat[position : position + box.elements].view(box.sizes)))
-            position += box.elements
-        return Pieces(self.shape, tensor.dtype, parts)
-
-
-def pieces_of(tensor: Any, where: str) -> Pieces:
+def pieces_of(tensor: Tensor, where: str) -> Pieces:
     """What of a tensor is here. `where` names it in errors."""
-    if isinstance(tensor, Pieces):
-        return tensor
     if isinstance(tensor, DTensor):
         return _of_dtensor(cast(DTensor, tensor.detach()), where)
     plain = tensor.detach()

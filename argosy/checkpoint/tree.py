@@ -15,10 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from argosy.checkpoint.pieces import Pieces
 
-
-def split(value: Any, tensors: dict[str, Any], where: str) -> Any:
+def split(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
     """The JSON form of `value`; its tensors are put into `tensors` under names that begin with `where`.
 
     >>> import torch
@@ -30,7 +28,7 @@ def split(value: Any, tensors: dict[str, Any], where: str) -> Any:
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if isinstance(value, (Tensor, Pieces)):
+    if isinstance(value, Tensor):
         tensors[where] = value
         return {"tensor": where}
     if isinstance(value, dict):
