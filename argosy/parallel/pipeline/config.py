@@ -1,0 +1,87 @@
+"""What a user may choose about a pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from argosy.config import Config, ConfigError
+
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
+
+
+@dataclass(frozen=True)
+class PipelineConfig(Config):
+    """How a model is cut into stages, and in which order micro-batches go through them.
+
+    `schedule`: `gpipe` (all forward, then all backward), `1f1b` (backward as soon as it can be: less memory),
+    `interleaved` (two or more stages on each worker: less idle time), `zero-bubble` (two stages on each worker, and the
+    gradients of weights fill the idle time). `micro_batches`: into how many parts a batch is cut; by default 4 for each
+    worker of the pipeline, fewer if the batch has not as many samples. `split`: `auto` times the layers, or the names
+    of the modules that begin a new stage, such as `blocks.2,blocks.4`.
+
+    >>> PipelineConfig(split="blocks.2,blocks.4").cuts()
+    ['blocks.2', 'blocks.4']
+    """
+
+    schedule: Schedule = "1f1b"
+    micro_batches: int | None = None
+    split: str = "auto"
+
+    def check(self) -> None:
+        """Refuse what no pipeline could do."""
+        if self.micro_batches is not None and self.micro_batches < 1:
+            raise ConfigError(
+                "micro_batches", self.micro_batches, "a batch is cut into at least 1; leave it out for 4 x workers"
+            )
+        if self.split != "auto" and not all(self.cuts()):
+            raise ConfigError("split", self.split, "expected auto, or names of modules such as blocks.2,blocks.4")
+        if len(set(self.cuts())) < len(self.cuts()):
+            raise ConfigError("split", self.split, "a module is named twice; each begins one stage")
+
+    def cuts(self) -> list[str]:
+        """The modules that begin a stage, as named; none if they are to be found."""
+        return [] if self.split == "auto" else [name.strip() for name in self.split.split(",")]
+
+    def check_workers(self, workers: int) -> None:
+        """Refuse numbers that do not fit a pipeline of so many workers."""
+        if self.cuts():
+            self._check_stages(len(self.cuts()) + 1, workers)
+        count = self.micro_batches
+        if count is None:
+            return
+        if self.schedule != "gpipe" and count < workers:
+            fix = (
+                f"schedule={self.schedule} keeps {workers} workers busy with at least {workers}; or use schedule=gpipe"
+            )
+            raise ConfigError("micro_batches", count, fix)
+        if self.schedule == "interleaved" and count % (count // workers):
+            below = count // workers * workers
+            fix = f"schedule=interleaved goes in rounds of the {workers} workers; say {below} or {below + workers}"
+            raise ConfigError("micro_batches", count, fix)
+
+    def stages_for_each(self) -> int:
+        """How many stages a worker has, if the cuts are to be found."""
+        return 2 if self.schedule in ("interleaved", "zero-bubble") else 1
+
+    def stages(self, workers: int) -> int:
+        """How many stages the model is cut into."""
+        return len(self.cuts()) + 1 if self.cuts() else workers * self.stages_for_each()
+
+    def micro_batches_for(self, workers: int, samples: int) -> int:
+        """How many micro-batches a batch is cut into: as told, or 4 for each worker if there are samples for them."""
+        if self.micro_batches is not None:
+            return self.micro_batches
+        return workers * max(1, min(4, samples // workers))
+
+    def _check_stages(self, stages: int, workers: int) -> None:
+        if self.schedule == "interleaved":
+            if stages % workers or stages < 2 * workers:
+                fix = (
+                    f"schedule=interleaved has 2 or more stages on each of {workers} workers, and this makes {stages}; "
+                )
+                raise ConfigError("split", self.split, fix + f"name {2 * workers - 1} modules for {2 * workers} stages")
+        elif stages != workers * self.stages_for_each():
+            wanted = workers * self.stages_for_each()
+            fix = f"schedule={self.schedule} on {workers} workers has {wanted} stages, and this makes {stages}; "
+            raise ConfigError("split", self.split, fix + f"name {wanted - 1} module{'s' if wanted > 2 else ''}")

@@ -1,0 +1,146 @@
+"""How a worker runs its part of a model whose forward it did not write.
+
+The model's own forward runs on every stage, from its first line, with the stage's own inputs. Calls of layers go
+through a gate. Before the stage's first layer nothing is computed: layers return tensors without numbers (`ghost.py`),
+and what the forward does with these costs next to nothing. At the first layer of the stage, what the stage before has
+sent takes the place of the ghostly arguments, and layers run from there on. At the first layer of the next stage the
+forward is left by an exception, with the arguments of that call, which are what is sent on. So any forward can be cut
+that is a chain in what it computes, whatever Python is around it; no layer is called that is not the stage's.
+
+A gate sits in the class of a module, so that a call meets it before any hook: a layer that is skipped is not gathered
+by `fully_shard`, for example.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from argosy.parallel.pipeline.ghost import Ghost, is_ghostly
+
+_GATE: Final = "_pipeline_gate"
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Stop(BaseException):
+    """The forward has reached the next stage. Not an Exception: a model's own `except Exception` must not catch it."""
+
+    def __init__(self, tensors: tuple[Tensor, ...]) -> None:
+        super().__init__("the stage ends here")
+        self.tensors = tensors
+
+
+class Run(ABC):
+    """One forward pass through the gates."""
+
+    @abstractmethod
+    def layer(self, name: str, module: nn.Module, arguments: Arguments, call: Callable[..., Any]) -> Any:
+        """A layer is called: run it with `call`, or do something else."""
+
+
+class Gate:
+    """The gates of one model. Outside of a run, calling the model itself is an error that says `instead`."""
+
+    def __init__(self, model: nn.Module, layers: Mapping[str, nn.Module], instead: str) -> None:
+        self._model, self._instead = model, instead
+        self._names = {id(module): name for name, module in layers.items()}
+        self._run: Run | None = None
+        self._gated = [model, *layers.values()]
+        classes: dict[type[nn.Module], type[nn.Module]] = {}
+        for module in self._gated:
+            own = type(module)
+            if own not in classes:
+                classes[own] = _gated(own)
+            module.__class__ = classes[own]
+            module.__dict__[_GATE] = self
+
+    @contextmanager
+    def open(self, run: Run) -> Iterator[None]:
+        """Calls of layers in this block are this run's."""
+        assert self._run is None
+        self._run = run
+        try:
+            yield
+        finally:
+            self._run = None
+
+    def close(self) -> None:
+        """Give the modules their own classes back."""
+        for module in self._gated:
+            own = getattr(type(module), "_own_class", None)
+            if module.__dict__.pop(_GATE, None) is self and own is not None:
+                module.__class__ = own
+
+    def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[..., Any]) -> Any:
+        """The model or one of its layers was called."""
+        if module is self._model:
+            if self._run is None:
+                raise RuntimeError(self._instead)
+            return call(module, *args, **kwargs)
+        name = self._names[id(module)]
+        if self._run is not None:
+            return self._run.layer(name, module, (args, kwargs), lambda *a, **k: call(module, *a, **k))
+        if is_ghostly((args, kwargs)):
+            raise RuntimeError(
+                f"layer {name} begins a stage of the pipeline and was called again in backward, by "
+                f"torch.utils.checkpoint around it, where what it was sent is not known; checkpoint inside of the layer"
+            )
+        return call(module, *args, **kwargs)
+
+
+class StageRun(Run):
+    """A forward pass of one stage: from the layer `begin` (None: from the beginning) up to the layer `end`."""
+
+    def __init__(
+        self,
+        ghost: Ghost,
+        begin: str | None,
+        end: str | None,
+        received: tuple[Tensor, ...],
+        travels: Mapping[str, tuple[int, ...]],
+    ) -> None:
+        self._ghost, self._begin, self._end = ghost, begin, end
+        self._received, self._travels = received, travels
+        self._inside = begin is None
+
+    def layer(self, name: str, module: nn.Module, arguments: Arguments, call: Callable[..., Any]) -> Any:
+        """Skip a layer before the stage; run those of the stage; leave at the first one behind it."""
+        args, kwargs = arguments
+        if not self._inside and name == self._begin:
+            self._inside = True
+            args, kwargs = replaced(arguments, self._travels[name], self._received)
+        if not self._inside:
+            given = not any(True for _ in self._ghost.module.get_submodule(name).parameters())
+            if given and not is_ghostly(arguments):
+                return call(*args, **kwargs)  # made from the inputs alone, such as a mask
+            return self._ghost.output(name, args, kwargs, module.training)
+        if name == self._end:
+            leaves = pytree.tree_leaves(arguments)
+            raise Stop(tuple(leaves[at].contiguous() for at in self._travels[name]))
+        return call(*args, **kwargs)
+
+
+def replaced(arguments: Arguments, at: tuple[int, ...], tensors: tuple[Tensor, ...]) -> Arguments:
+    """The arguments of a call with some of their leaves replaced."""
+    leaves, spec = pytree.tree_flatten(arguments)
+    for place, tensor in zip(at, tensors, strict=True):
+        # A leaf of autograd may not be changed in place, and a layer may begin with just that.
+        leaves[place] = tensor.clone() if tensor.requires_grad else tensor
+    args, kwargs = pytree.tree_unflatten(leaves, spec)
+    return args, kwargs
+
+
+def _gated(own: type[nn.Module]) -> type[nn.Module]:
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        gate = self.__dict__.get(_GATE)
+        if gate is None:
+            return own.__call__(self, *args, **kwargs)
+        return gate.called(self, args, kwargs, own.__call__)
+
+    body = {"__call__": call, "__module__": own.__module__, "__doc__": own.__doc__, "_own_class": own}
+    return type(own.__name__, (own,), body)

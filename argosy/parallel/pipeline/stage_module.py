@@ -1,0 +1,68 @@
+"""One stage of a model as a module: it takes what the stage before sends, and returns what goes to the next one.
+
+The last stage returns the loss of its micro-batch, weighted by its samples, so that the sum over micro-batches is the
+mean over the batch however uneven they are; or the output, in evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from argosy.parallel.pipeline.gate import Gate, StageRun, Stop
+from argosy.parallel.pipeline.ghost import Ghost
+from argosy.parallel.pipeline.micro_batches import MicroBatch
+
+LossFunction = Callable[[Any, Any], Tensor]
+
+
+class StageModule(nn.Module):
+    """A stage. Its parameters are those of `owned`, which are modules of the model itself."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        owned: Sequence[nn.Module],
+        gate: Gate,
+        ghost: Ghost,
+        bounds: tuple[str | None, str | None],
+        travels: Mapping[str, tuple[int, ...]],
+    ) -> None:
+        super().__init__()
+        self.owned = nn.ModuleList(owned)
+        self._whole = (model,)  # in a tuple: not a part of this module, unless it is owned
+        self._gate, self._ghost, self._bounds, self._travels = gate, ghost, bounds, travels
+        self._batch: Sequence[MicroBatch] = ()
+        self._loss_fn: LossFunction | None = None
+        self._scale = 1.0
+        self.chunk = 0  # the micro-batch that comes next
+        self.loss = 0.0  # of this step so far
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the model's output comes from here."""
+        return self._bounds[1] is None
+
+    def begin(self, batch: Sequence[MicroBatch], loss_fn: LossFunction | None, scale: float = 1.0) -> None:
+        """Another step: the micro-batches of all stages; without a loss it is evaluation."""
+        self._batch, self._loss_fn, self._scale, self.loss = batch, loss_fn, scale, 0.0
+
+    def forward(self, *received: Tensor) -> Any:
+        """Run the model's forward from the beginning of this stage to its end."""
+        part = self._batch[self.chunk]
+        run = StageRun(self._ghost, *self._bounds, received, self._travels)
+        try:
+            with self._gate.open(run):
+                output = self._whole[0](*part.args, **part.kwargs)
+        except Stop as stop:
+            return stop.tensors
+        if self._loss_fn is None:
+            return output
+        loss = self._loss_fn(output, part.y)
+        if loss.dim():
+            raise ValueError(f"the loss has shape {tuple(loss.shape)}; loss_fn(output, y) is a mean over the samples")
+        if part.weight:
+            self.loss += float(loss.detach()) * part.weight
+        return loss * (part.weight * self._scale)
