@@ -41,6 +41,8 @@ from argosy.observe.meter import Meter
 from argosy.observe.progress import progress_on
 from argosy.observe.warned import Warned
 from argosy.parallel.memory import keep_freed_memory
+from argosy.parallel.mesh import Mesh
+from argosy.parallel.mesh_config import MeshConfig
 from argosy.parallel.training import Training
 from argosy.parallel.training_config import TrainingConfig
 from argosy.strategy import Strategy
@@ -86,8 +88,11 @@ class Fleet:
         self._log = EventLog(events_file(run_folder, group.rank), group.rank, self._listener())
         self._meter = Meter(self._log, time.monotonic)
         self._warned = Warned(self._log)
+        self._mesh = Mesh.of(strategy.part(MeshConfig).sizes(group.size), group.hosts)
         self._training = Training(
             strategy.part(TrainingConfig),
+            self._mesh,
+            strategy.part(MeshConfig).stage,
             group,
             self._cursor,
             strategy.accumulate,
@@ -108,6 +113,8 @@ class Fleet:
             threads=torch.get_num_threads(),
             strategy=strategy.to_line(),
         )
+        for line in self._mesh.picture():
+            self.print(f"argosy: {line}")
         for name, fields in group.findings():
             self._log.emit(name, **fields)
         atexit.register(self.close)
@@ -375,7 +382,8 @@ class Fleet:
             self.print(f"argosy: samples of a step by worker: {' + '.join(map(str, shares))} (balance=true)")
 
         config = self.strategy.part(BatchConfig)
-        return Loader(loader, config, self.world, self.rank, self._cursor, exchange, told)
+        reader = self._mesh.reader(self.rank)
+        return Loader(loader, config, self._mesh.readers, reader, self._cursor, exchange, told)
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
         """After each step of an optimizer. Of several in turn, such as a GAN's, the first one counts the steps."""

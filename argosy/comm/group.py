@@ -23,6 +23,8 @@ class Group(ABC):
 
     rank: int
     size: int
+    hosts: tuple[int, ...]
+    """The number of each member's host: those with the same one share memory."""
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor, op: Op = "sum", *, wait: bool = True) -> Pending:
@@ -67,7 +69,7 @@ class Group(ABC):
 class SoloGroup(Group):
     """A world of one: every operation leaves its tensor as it is."""
 
-    rank, size = 0, 1
+    rank, size, hosts = 0, 1, (0,)
 
     def all_reduce(self, tensor: Tensor, op: Op = "sum", *, wait: bool = True) -> Pending:
         """Nothing to combine with."""

@@ -101,7 +101,8 @@ class MeshConfig(Config):
             said = [name for name in ("data", "shard", "tensor", "pipeline") if name in fixed]
             name = max(said, key=lambda name: fixed[name] > 1)  # the first that asks for several; else the first
             self._refuse(name, fixed[name], known, workers, multiple=open_axis is not None)
-        return Sizes(**fixed, **({open_axis: workers // known} if open_axis else {}))
+        sizes = fixed | ({open_axis: workers // known} if open_axis else {})
+        return Sizes(sizes["pipeline"], sizes["data"], sizes["shard"], sizes["tensor"])
 
     def _check_turns(self) -> None:
         if len(self.stages) < 2:

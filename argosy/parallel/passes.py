@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
@@ -77,6 +78,10 @@ class Member(ABC):
     @abstractmethod
     def ended(self) -> None:
         """A pass that this worker or another has taken the model through is over."""
+
+    @abstractmethod
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Passes in this block reduce nothing."""
 
     @abstractmethod
     def aborted(self) -> None:

@@ -29,20 +29,30 @@ from argosy.optim.precision import Precision
 from argosy.optim.schedule import LearningRate
 from argosy.parallel.config import ReducerConfig
 from argosy.parallel.data import DataParallel
+from argosy.parallel.layout import Layout
 from argosy.parallel.local import LocalReplicas, Round
 from argosy.parallel.local_config import LocalConfig
+from argosy.parallel.mesh import Mesh
 from argosy.parallel.passes import SharedPasses
+from argosy.parallel.sharding.config import ShardConfig
+from argosy.parallel.sharding.fully import FullySharded
 from argosy.parallel.training_config import TrainingConfig
 
 Tell = Callable[..., None]
 
 
 class Training:
-    """The models and optimizers of one job. `tell(kind, **fields)` takes events, `show` a line for the user."""
+    """The models and optimizers of one job.
+
+    `stage` is what is sharded along the mesh's shard axis. `tell(kind, **fields)` takes events, `show` a line for the
+    user.
+    """
 
     def __init__(
         self,
         config: TrainingConfig,
+        mesh: Mesh,
+        stage: int,
         group: Group,
         cursor: Cursor,
         accumulate: int,
@@ -61,6 +71,9 @@ class Training:
         self._loaders: list[Loader] = []
         self._passes = SharedPasses(group)
         self._leaving = ExitStack()
+        self._mesh, self._stage = mesh, stage
+        self._layout = Layout(mesh, stage, config.part(ShardConfig), group, show, self._leaving)
+        self._divided: list[FullySharded] = []
 
     def close(self) -> None:
         """Leave models and optimizers to the script again."""
@@ -76,8 +89,14 @@ class Training:
         self._models[name] = model
         if autocast := self._precision.attach(model):
             self._leaving.callback(autocast.close)
+        self._layout.recompute(model)
         local = self._config.part(LocalConfig)
-        if local.rounds().kind != "step":
+        if self._layout.divides:
+            self._layout.divide(model)
+            divided = FullySharded(model, self._group, self._cursor, number, self._mesh.readers, self._passes)
+            self._leaving.callback(divided.close)
+            self._divided.append(divided)
+        elif local.rounds().kind != "step":
             replicas = LocalReplicas(model, self._group, self._cursor, local, number, self._told_round)
             self._leaving.callback(replicas.close)
             self._local.append(replicas)
@@ -93,6 +112,9 @@ class Training:
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Let what acts on an optimizer's steps act on this one's. Its models have been added before."""
+        self._layout.replaced.swap(optimizer)
+        if self._stage == 1 and self._mesh.sizes.shard > 1:
+            self._leaving.callback(self._layout.divide_states(optimizer).close)
         for replicas in self._local:
             replicas.attach(optimizer)
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -144,7 +166,7 @@ class Training:
     def no_sync(self) -> Iterator[None]:
         """Backward passes in this block reduce nothing."""
         with ExitStack() as stack:
-            for parallel in self._parallel:
+            for parallel in (*self._parallel, *self._divided):
                 stack.enter_context(parallel.no_sync())
             yield
 

@@ -9,10 +9,11 @@ from argosy.config import ConfigError
 from argosy.optim.config import OptimConfig
 from argosy.parallel.config import ReducerConfig
 from argosy.parallel.local_config import LocalConfig
+from argosy.parallel.sharding.config import ShardConfig
 
 
 @dataclass(frozen=True)
-class TrainingConfig(ReducerConfig, CompressConfig, OptimConfig, LocalConfig):
+class TrainingConfig(ReducerConfig, CompressConfig, OptimConfig, LocalConfig, ShardConfig):
     """How replicas are trained: how gradients are reduced and compressed, precision, averages, how often they meet."""
 
     def check(self) -> None:

@@ -1,0 +1,106 @@
+"""How a model is laid out over the mesh: what is done to it, in order, when workers do not each hold the whole.
+
+Recomputation goes innermost, around each block; then layers are divided along the tensor axis; then modules are sharded
+along the shard axis and replicated along the data axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+
+from argosy.comm.group import Group
+from argosy.config import ConfigError
+from argosy.parallel.materialise import is_meta, materialise
+from argosy.parallel.mesh import Mesh
+from argosy.parallel.recompute import Recompute
+from argosy.parallel.replicas import make_alike
+from argosy.parallel.sharding.choose import choose, told
+from argosy.parallel.sharding.config import ShardConfig
+from argosy.parallel.sharding.fully import shard_modules
+from argosy.parallel.sharding.states import ShardedStates
+from argosy.parallel.sharding.swap import Replaced
+
+
+class Layout:
+    """Lays models out. `stage` is what is sharded; `show` takes lines for the user."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        stage: int,
+        config: ShardConfig,
+        group: Group,
+        show: Callable[[str], None],
+        leaving: ExitStack,
+    ) -> None:
+        self._mesh, self._stage, self._config, self._group = mesh, stage, config, group
+        self._show, self._leaving = show, leaving
+        self._replaced = Replaced()
+        self._torch: dict[str, DeviceMesh] = {}
+
+    @property
+    def divides(self) -> bool:
+        """Whether workers hold parts of parameters."""
+        return self._stage >= 2 or self._mesh.sizes.tensor > 1
+
+    def recompute(self, model: nn.Module) -> None:
+        """Let blocks be recomputed, if that was asked for."""
+        if self._config.recompute != "none":
+            here = self._mesh.hosts.count(self._mesh.hosts[self._group.rank])
+            recompute = Recompute(model, self._config.every, here, self._show)
+            self._leaving.callback(recompute.close)
+
+    def divide(self, model: nn.Module) -> None:
+        """Give each worker its parts of a model, which all workers have, or which is on the meta device."""
+        device = device_of(model)
+        if not is_meta(model):
+            make_alike(model, self._group)
+        root = self.on_torch(device)
+        with self._replaced.watching(model):
+            if self._mesh.readers > 1:
+                self._shard(model, root)
+            if is_meta(model):
+                materialise(model, device, self._group)
+
+    def divide_states(self, optimizer: Optimizer) -> ShardedStates:
+        """Let each worker of the shard axis keep its part of an optimizer's states."""
+        devices = {parameter.device.type for group in optimizer.param_groups for parameter in group["params"]}
+        device = "cpu" if self._config.offload else next(iter(devices), "cpu")
+        if self._config.offload:
+            self._refuse_offload(devices)
+        return ShardedStates(optimizer, self.on_torch(device)["shard"], offload=self._config.offload)
+
+    def on_torch(self, device: str) -> DeviceMesh:
+        """torch's mesh of the same workers, for tensors on a device."""
+        if device not in self._torch:
+            self._torch[device] = self._mesh.on_torch(device, always=("shard",))
+        return self._torch[device]
+
+    @property
+    def replaced(self) -> Replaced:
+        """What has become of models' parameters."""
+        return self._replaced
+
+    def _shard(self, model: nn.Module, root: DeviceMesh) -> None:
+        chosen = choose(model, self._config)
+        axes = root["data", "shard"] if self._mesh.sizes.data > 1 else root["shard"]
+        if self._config.offload:
+            self._refuse_offload({device_of(model)})
+        self._show(f"sharded over {self._mesh.sizes.shard} workers, stage {self._stage}: {told(model, chosen)}")
+        shard_modules(chosen, axes, keep_gathered=self._stage < 3, offload=self._config.offload)
+
+    def _refuse_offload(self, devices: set[str]) -> None:
+        if devices == {"cpu"}:
+            fix = "the model is in the host's memory, and its optimizer's states are too; leave it out"
+            raise ConfigError("offload", True, fix)
+
+
+def device_of(model: nn.Module) -> str:
+    """The kind of device that a model computes on."""
+    kinds = {parameter.device.type for parameter in model.parameters()} - {"meta"}
+    return next(iter(kinds), "cpu")
