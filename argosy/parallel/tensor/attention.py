@@ -107,7 +107,7 @@ def _project(
     module: nn.MultiheadAttention, region: Region, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, ...]:
     weight = local(module.in_proj_weight)
-    bias = None if module.in_proj_bias is None else local(module.in_proj_bias)
+    bias = None if module.in_proj_bias is None else region.fused(local(module.in_proj_bias), 3)
     if query is key and key is value:
         return F.linear(region.enter(query), weight, bias).chunk(3, -1)
     biases = (None, None, None) if bias is None else bias.chunk(3)

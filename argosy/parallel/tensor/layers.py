@@ -29,8 +29,11 @@ def column(module: nn.Linear, parts: int, region: Region, name: str) -> Forward:
     """A linear layer of which each rank has some outputs: of each of `parts` equal parts, as of a fused q, k and v."""
 
     def forward(input: Tensor) -> Tensor:
+        entered = region.enter(input)
         bias = None if module.bias is None else local(module.bias)
-        output = F.linear(region.enter(input), local(module.weight), bias)
+        if bias is not None and parts > 1:
+            bias = region.fused(bias, parts)
+        output = F.linear(entered, local(module.weight), bias)
         last = output.dim() - 1
         region.latest = name
         placement: Placement = Shard(last) if parts == 1 else _StridedShard(last, split_factor=parts)

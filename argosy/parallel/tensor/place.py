@@ -1,4 +1,10 @@
-"""Parameters become DTensors on the tensor axis: each rank keeps its part, of what the axis's first rank has."""
+"""Parameters become DTensors on the tensor axis: each rank keeps its part, of what the axis's first rank has.
+
+[Note: fused parameters] A rank has some heads, so of a fused q, k and v it has some rows of each third. DTensor calls
+this `_StridedShard`, so that the parameter is still described as what it is, for optimizers and checkpoints.
+`fully_shard` divides parameters further, along their first dimension by default, and what it then says of a strided one
+is not true: `fsdp_placement` tells it to take the second. A bias has no second one, so a fused bias stays whole.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -32,6 +38,12 @@ def place(plan: Plan, mesh: DeviceMesh) -> None:
         for buffer in plan.model.buffers():
             if buffer.numel():
                 dist.broadcast(buffer, first, group=group)
+
+
+def fsdp_placement(parameter: nn.Parameter) -> Shard | None:
+    """For `fully_shard(..., shard_placement_fn=)` on another axis: along what it may divide a parameter further."""
+    strided = isinstance(parameter, DTensor) and isinstance(parameter.placements[0], _StridedShard)
+    return Shard(1) if strided else None
 
 
 def _placed(parameter: nn.Parameter, mesh: DeviceMesh, placement: Placement) -> nn.Parameter:

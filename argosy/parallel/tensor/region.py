@@ -49,6 +49,10 @@ class Region:
         width = x.shape[-1] // self.size
         return self.enter(x).narrow(-1, self.rank * width, width)
 
+    def fused(self, whole: Tensor, parts: int) -> Tensor:
+        """This rank's part of each of a vector's equal parts."""
+        return self.enter(whole).view(parts, self.size, -1)[:, self.rank].reshape(-1)
+
     def leave(self, partial: Tensor, name: str) -> Tensor:
         """The sum of what ranks have computed: whole, or divided along the sequence."""
         if self._sequence and partial.dim() > 2:

@@ -47,11 +47,13 @@ class Style:
         return f"nn.{_KINDS[self.kind].__name__}"
 
     def placement(self, parameter: str) -> Placement:
-        """Where a module's parameter lies."""
+        """Where a module's parameter lies; see [Note: fused parameters] in `place.py`."""
+        if self.kind == "column" and self.parts == 1:
+            return Shard(0)
         if self.kind == "column":
-            return Shard(0) if self.parts == 1 else _StridedShard(0, split_factor=self.parts)
+            return _StridedShard(0, split_factor=self.parts) if parameter == "weight" else Replicate()
         if self.kind == "heads":
-            if parameter in ("in_proj_weight", "in_proj_bias"):
+            if parameter == "in_proj_weight":
                 return _StridedShard(0, split_factor=3)
             return Shard(1) if parameter == "out_proj.weight" else Replicate()
         if self.kind == "row":
