@@ -20,7 +20,7 @@ class PipelineConfig(Config):
     worker of the pipeline, fewer if the batch has not as many samples. `split`: `auto` times the layers, or the names
     of the modules that begin a new stage, such as `blocks.2,blocks.4`.
 
-    >>> PipelineConfig(split="blocks.2,blocks.4").cuts()
+    >>> PipelineConfig(split="blocks.2,blocks.4").split_names()
     ['blocks.2', 'blocks.4']
     """
 
@@ -34,22 +34,22 @@ class PipelineConfig(Config):
             raise ConfigError(
                 "micro_batches", self.micro_batches, "a batch is cut into at least 1; leave it out for 4 x workers"
             )
-        if self.split != "auto" and not all(self.cuts()):
+        if self.split != "auto" and not all(self.split_names()):
             raise ConfigError("split", self.split, "expected auto, or names of modules such as blocks.2,blocks.4")
-        if len(set(self.cuts())) < len(self.cuts()):
+        if len(set(self.split_names())) < len(self.split_names()):
             raise ConfigError("split", self.split, "a module is named twice; each begins one stage")
 
-    def cuts(self) -> list[str]:
+    def split_names(self) -> list[str]:
         """The modules that begin a stage, as named; none if they are to be found."""
         return [] if self.split == "auto" else [name.strip() for name in self.split.split(",")]
 
-    def check_workers(self, workers: int) -> None:
+    def check_workers(self, workers: int) -> object:
         """Refuse numbers that do not fit a pipeline of so many workers."""
-        if self.cuts():
-            self._check_stages(len(self.cuts()) + 1, workers)
+        if self.split_names():
+            self._check_stage_count(len(self.split_names()) + 1, workers)
         count = self.micro_batches
         if count is None:
-            return
+            return None
         if self.schedule != "gpipe" and count < workers:
             fix = (
                 f"schedule={self.schedule} keeps {workers} workers busy with at least {workers}; or use schedule=gpipe"
@@ -59,14 +59,15 @@ class PipelineConfig(Config):
             below = count // workers * workers
             fix = f"schedule=interleaved goes in rounds of the {workers} workers; say {below} or {below + workers}"
             raise ConfigError("micro_batches", count, fix)
+        return None
 
-    def stages_for_each(self) -> int:
+    def stages_per_worker(self) -> int:
         """How many stages a worker has, if the cuts are to be found."""
         return 2 if self.schedule in ("interleaved", "zero-bubble") else 1
 
-    def stages(self, workers: int) -> int:
+    def stage_count(self, workers: int) -> int:
         """How many stages the model is cut into."""
-        return len(self.cuts()) + 1 if self.cuts() else workers * self.stages_for_each()
+        return len(self.split_names()) + 1 if self.split_names() else workers * self.stages_per_worker()
 
     def micro_batches_for(self, workers: int, samples: int) -> int:
         """How many micro-batches a batch is cut into: as told, or 4 for each worker if there are samples for them."""
@@ -74,14 +75,14 @@ class PipelineConfig(Config):
             return self.micro_batches
         return workers * max(1, min(4, samples // workers))
 
-    def _check_stages(self, stages: int, workers: int) -> None:
+    def _check_stage_count(self, stages: int, workers: int) -> None:
         if self.schedule == "interleaved":
             if stages % workers or stages < 2 * workers:
                 fix = (
                     f"schedule=interleaved has 2 or more stages on each of {workers} workers, and this makes {stages}; "
                 )
                 raise ConfigError("split", self.split, fix + f"name {2 * workers - 1} modules for {2 * workers} stages")
-        elif stages != workers * self.stages_for_each():
-            wanted = workers * self.stages_for_each()
+        elif stages != workers * self.stages_per_worker():
+            wanted = workers * self.stages_per_worker()
             fix = f"schedule={self.schedule} on {workers} workers has {wanted} stages, and this makes {stages}; "
             raise ConfigError("split", self.split, fix + f"name {wanted - 1} module{'s' if wanted > 2 else ''}")

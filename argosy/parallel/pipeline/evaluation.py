@@ -42,7 +42,7 @@ def evaluate(
                     continue
                 received = kept.pop((stage, number), ())
                 if stage and owner(stage - 1, number) != links.rank:
-                    received = _receive(links, owner(stage - 1, number), metas(stage, number))
+                    received = _receive(links, owner(stage - 1, number), metas(stage, number), module.device)
                 module.chunk = number
                 output = module(*received)
                 if module.is_last:
@@ -59,8 +59,8 @@ def evaluate(
     return joined(told, [part.samples for part in batch])
 
 
-def _receive(links: Links, source: int, metas: tuple[Meta, ...]) -> tuple[Tensor, ...]:
-    tensors = tuple(torch.empty(meta.shape, dtype=meta.dtype) for meta in metas)
+def _receive(links: Links, source: int, metas: tuple[Meta, ...], device: torch.device) -> tuple[Tensor, ...]:
+    tensors = tuple(torch.empty(meta.shape, dtype=meta.dtype, device=device) for meta in metas)
     for wait in [links.receive(tensor, source) for tensor in tensors]:
         wait()
     return tensors
@@ -79,7 +79,9 @@ def _told(output: Any, shapes: Any, links: Links, root: int) -> Any:
                 )
             told.append(leaf)
             continue
-        here = leaf.contiguous() if links.rank == root else torch.empty(leaf.shape, dtype=leaf.dtype)
+        here = (
+            leaf.contiguous() if links.rank == root else torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device)
+        )
         links.broadcast(here, root)
         told.append(here)
     return pytree.tree_unflatten(told, spec)

@@ -75,7 +75,8 @@ class TorchLinks(Links):
 
 
 class EngineLinks(Links):
-    """Over a group of the engine, whose ranks are taken in the order given."""
+    """Over a group of the engine, whose ranks are taken in the order given. It carries what is in the hosts' memory;
+    tensors of other devices go through there."""
 
     def __init__(self, group: EngineGroup, order: tuple[int, ...]) -> None:
         self._group, self._order = group, order
@@ -83,17 +84,29 @@ class EngineLinks(Links):
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> Wait:
         """Start to send."""
-        return self._group.send(tensor, self._order[to], tag, wait=False).wait
+        return self._group.send(tensor.cpu(), self._order[to], tag, wait=False).wait
 
     def receive(self, tensor: Tensor, source: int, tag: int = 0) -> Wait:
         """Start to receive."""
-        return self._group.receive(tensor, self._order[source], tag, wait=False).wait
+        here = _on_host(tensor)
+        wait = self._group.receive(here, self._order[source], tag, wait=False).wait
+        return wait if here is tensor else lambda: (wait(), tensor.copy_(here))
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
         """Replace the tensor by the root's."""
+        here = tensor.cpu()
         if tensor.numel():
-            self._group.broadcast(tensor, self._order[root])
+            self._group.broadcast(here, self._order[root])
+        if here is not tensor:
+            tensor.copy_(here)
 
     def sum(self, tensor: Tensor) -> None:
         """Replace the tensor by the sum."""
-        self._group.all_reduce(tensor)
+        here = tensor.cpu()
+        self._group.all_reduce(here)
+        if here is not tensor:
+            tensor.copy_(here)
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    return tensor if tensor.device.type == "cpu" else torch.empty_like(tensor, device="cpu")

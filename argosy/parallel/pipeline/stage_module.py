@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from argosy.parallel.pipeline.gate import Gate, StageRun, Stop
@@ -44,6 +45,11 @@ class StageModule(nn.Module):
     def is_last(self) -> bool:
         """Whether the model's output comes from here."""
         return self._bounds[1] is None
+
+    @property
+    def device(self) -> torch.device:
+        """Where this stage runs."""
+        return next((tensor.device for tensor in self.parameters()), torch.device("cpu"))
 
     def begin(self, batch: Sequence[MicroBatch], loss_fn: LossFunction | None, scale: float = 1.0) -> None:
         """Another step: the micro-batches of all stages; without a loss it is evaluation."""

@@ -44,12 +44,11 @@ class TorchStage(PipelineStage):
         sent: Sequence[Metas],
         meter: Meter,
     ) -> None:
-        device = next((tensor.device for tensor in module.parameters()), torch.device("cpu"))
         super().__init__(
             module,
             stage,
             stages,
-            device,
+            module.device,
             input_args=tuple(map(_example, received[0])),
             output_args=tuple(map(_example, sent[0])),
             group=group,
