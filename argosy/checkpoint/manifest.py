@@ -11,6 +11,7 @@ import re
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
+from argosy.checkpoint import tree
 from argosy.checkpoint.boxes import Box
 from argosy.checkpoint.errors import CheckpointError
 from argosy.checkpoint.shard import DTYPES
@@ -90,6 +91,8 @@ class Manifest:
                 raise CheckpointError(f"{where} is damaged: it is not what was saved; use an earlier checkpoint")
             files = {name: FileEntry(**entry) for name, entry in content.pop("files").items()}
             tensors = {name: _tensor(entry, files) for name, entry in content.pop("tensors").items()}
+            for form in content["parts"].values():
+                tree.join(form, tensors.__getitem__)
             for name in files:
                 if not _FILE_NAME.fullmatch(name):
                     raise CheckpointError(f"{where} names the file {name!r}, which Argosy did not write")

@@ -188,7 +188,11 @@ class Reader:
             if part is None:
                 continue
             source, places = self._file(piece.file)
-            place = places[piece.key]
+            place = places.get(piece.key)
+            if place is None or place.shape != piece.box.sizes:
+                raise CheckpointError(
+                    f"{self._opened.address}/{piece.file} does not hold {piece.key} as the manifest says"
+                )
             target = into[part.within(box)] if box.sizes else into
             inner = Box(tuple(a - b for a, b in zip(part.offsets, piece.box.offsets, strict=True)), part.sizes)
             direct = target.dtype == place.dtype and target.device.type == "cpu" and target.is_contiguous()

@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import kept_states
 import pytest
 import straggler
 import torch
@@ -15,7 +16,6 @@ from ranks import Place, run
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from argosy.checkpoint import whole
 from argosy.data.batches import BatchConfig, share_bounds
 from argosy.data.cursor import Cursor
 from argosy.data.loader import Loader
@@ -276,14 +276,14 @@ def save(place: Place, folder: Path, sync: str, kind: str) -> dict[str, Any]:
     some_steps(worker, 4)
     before = bits(worker.model)
     state = worker.replicas.state_dict(worker.group)
-    whole.save(folder, {"model": worker.model.state_dict(), "replicas": state}, worker.group)
+    kept_states.write(folder, {"model": worker.model.state_dict(), "replicas": state}, worker.group)
     worker.close()
     return {"before": before, "after": bits(worker.model)}
 
 
 def resume(place: Place, folder: Path, sync: str, kind: str) -> dict[str, Any]:
     worker = Worker(place, {"sync": sync}, kind)
-    states = whole.load(folder, worker.group)
+    states = kept_states.read(folder, worker.group)
     some_steps(worker, 2)  # what is loaded takes the place of whatever was there
     worker.model.load_state_dict(states["model"])
     worker.replicas.load_state_dict(states["replicas"], worker.group)

@@ -22,15 +22,23 @@ def test_a_run_saved_on_two_workers_goes_on_with_three() -> None:
     second = train(3, "second.json", "2", "net", "-")
     assert len(whole) == 20
     assert max(abs(a - b) for a, b in zip(whole, first + second, strict=True)) < 1e-5
-    (model,) = Path("net").glob("model-*.safetensors")
-    assert set(load_file(model)) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    (step,) = Path("net").iterdir()
+    assert step.name == "step-00000010"
+    stored = {name for file in step.glob("*.safetensors") for name in load_file(file)}
+    parameters = {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert {f"model/{name}" for name in parameters} <= stored
+    assert {f"optimizer/state/{name}/exp_avg" for name in parameters} <= stored
+    assert Path("net.safetensors").exists()
+    assert set(load_file("net.safetensors")) == parameters
 
 
 def test_a_run_saved_in_the_middle_of_an_epoch_goes_on_there() -> None:
     whole = train(1, "whole.json", "4", "-", "-")
     first = train(3, "first.json", "2", "-", "net", "2")
-    second = train(2, "second.json", "3", "net", "-")
+    second = train(2, "second.json", "3", "net", "net")
     assert (len(first), len(second)) == (7, 13)
+    steps = sorted(path.name for path in Path("net").iterdir())
+    assert steps == ["step-00000005", "step-00000007", "step-00000020"], "counting goes on where it was"
     assert max(abs(a - b) for a, b in zip(whole, first + second, strict=True)) < 1e-5
 
 

@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from kept_states import read, write
 from torch import Tensor
-
-from argosy.checkpoint import files
 
 State = dict[str, Any]
 
@@ -33,8 +32,8 @@ def assert_same(ours: Any, theirs: Any) -> None:
 
 
 def again(folder: Path, state: Any) -> Any:
-    files.write(folder, {"model": state})
-    return files.read(folder)["model"]
+    write(folder, {"model": state})
+    return read(folder)["model"]
 
 
 BASE = torch.arange(24.0).reshape(4, 6)

@@ -11,12 +11,15 @@ import torch
 from checkpoint_harness import BASE, STRANGE, State, again, assert_same
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kept_states import read, write
 from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
 from torch.utils.data import DataLoader
 
-from argosy.checkpoint import files, tree, whole
-from argosy.checkpoint.files import CheckpointError
+from argosy.checkpoint import tree
+from argosy.checkpoint.errors import CheckpointError
+from argosy.checkpoint.parts import load_parts, state_of
+from argosy.checkpoint.read import open_checkpoint
 from argosy.checkpoint.roles import roles
 from argosy.comm.group import SoloGroup
 from argosy.data.batches import BatchConfig
@@ -48,7 +51,8 @@ TENSORS = st.integers(0, 5).map(torch.arange)
 def test_any_nested_values_are_taken_apart_and_joined(value: Any) -> None:
     tensors: dict[str, Tensor] = {}
     form = json.loads(json.dumps(tree.split(value, tensors, "")))
-    assert_same(value, tree.join(form, tree.storable(tensors)))
+    assert_same(value, tree.join(form, tensors.__getitem__))
+    assert tree.merge(form, form) == form
 
 
 @pytest.mark.parametrize("tensor", STRANGE.values(), ids=STRANGE.keys())
@@ -110,9 +114,8 @@ def test_training_continues_as_if_it_had_not_stopped(folder: Path) -> None:
     earlier, later = Training(), Training()
     earlier.epoch()
     earlier.epoch()
-    whole.save(folder, earlier.states(), SoloGroup())
-    for role, state in whole.load(folder, SoloGroup()).items():
-        later.parts[role].load_state_dict(state)
+    write(folder, {role: state_of(part, [earlier.model]) for role, part in earlier.parts.items()})
+    load_parts(open_checkpoint(folder, SoloGroup()), later.parts, [later.model])
     assert_same(earlier.states(), later.states())
     assert later.model.head.weight is later.model.embed.weight
     earlier.epoch()
@@ -146,9 +149,8 @@ def test_schedulers_continue(folder: Path, make: Callable[[Any], Any]) -> None:
 
     earlier, later = start(), start()
     list(rates(*earlier))
-    files.write(folder, {"optimizer": earlier[0].state_dict(), "scheduler": earlier[1].state_dict()})
-    for part, state in zip(later, files.read(folder).values(), strict=True):
-        part.load_state_dict(state)
+    write(folder, {"optimizer": state_of(earlier[0], []), "scheduler": earlier[1].state_dict()})
+    load_parts(open_checkpoint(folder, SoloGroup()), {"optimizer": later[0], "scheduler": later[1]}, [])
     assert list(rates(*later)) == list(rates(*earlier))
 
 
@@ -161,16 +163,16 @@ def test_schedulers_continue(folder: Path, make: Callable[[Any], Any]) -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_what_is_no_data_is_refused_where_it_stands(folder: Path, value: object) -> None:
-    files.write(folder, {"model": {"lr": 1}})
-    with pytest.raises((TypeError, CheckpointError), match=rf"groups\.0\.rule.*{type(value).__name__}"):
-        files.write(folder, {"model": {"lr": 2}, "optimizer": {"groups": [{"rule": value}]}})
-    assert files.read(folder) == {"model": {"lr": 1}}
+    write(folder, {"model": {"lr": 1}})
+    with pytest.raises((TypeError, CheckpointError), match=rf"optimizer/groups/#0/rule.*{type(value).__name__}"):
+        write(folder, {"model": {"lr": 2}, "optimizer": {"groups": [{"rule": value}]}})
+    assert read(folder) == {"model": {"lr": 1}}
 
 
 @pytest.mark.parametrize("state", [len, {"rule": len}, {len: 1}], ids=["itself", "in it", "as a key"])
 def test_the_object_that_cannot_be_saved_is_named(folder: Path, state: Any) -> None:
     with pytest.raises((TypeError, CheckpointError), match="optimizer"):
-        files.write(folder, {"model": {"lr": 1}, "optimizer": state})
+        write(folder, {"model": {"lr": 1}, "optimizer": state})
 
 
 @pytest.mark.parametrize("key", [(1, 2), None, 1.5, True], ids=repr)

@@ -5,25 +5,24 @@ import itertools
 import json
 import os
 import pickle
-import threading
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from checkpoint_harness import STRANGE, State, assert_same
-from torch import Tensor
+from checkpoint_harness import State, assert_same
+from kept_states import read, write
 
-from argosy.checkpoint import files, whole
-from argosy.checkpoint.files import CheckpointError
-from argosy.comm.group import SoloGroup
+from argosy.checkpoint import manifest, shard
+from argosy.checkpoint.errors import CheckpointError
 
 # Whole or absent.
 
 OLD: dict[str, State] = {"model": {"w": torch.ones(3)}, "optimizer": {"lr": 0.1, "m": torch.zeros(3)}}
 NEW: dict[str, State] = {"model": {"w": torch.full((3,), 2.0)}, "optimizer": {"lr": 0.2, "m": torch.ones(3)}}
-OPERATIONS = {"save_file": files, "fsync": os, "replace": Path, "write_text": Path, "chmod": Path}
+OPERATIONS = {"fsync": os, "write": os, "rename": Path, "mkdir": Path, "rmtree": shutil}
 
 
 class Killed(BaseException):
@@ -36,7 +35,7 @@ def full_disk() -> OSError:
 
 def interrupted(
     monkeypatch: pytest.MonkeyPatch, operation: str, failure: Callable[[], BaseException], save: Callable[[], None]
-) -> Iterator[BaseException]:
+) -> Iterator[BaseException | None]:
     """What `save` raises when its first, second, ... call of an operation fails, half done."""
     owner: Any = OPERATIONS[operation]
     real = getattr(owner, operation)
@@ -44,95 +43,137 @@ def interrupted(
         calls = itertools.count()
 
         def fail(*arguments: Any, number: int = number, calls: Iterator[int] = calls, **options: Any) -> Any:
-            if next(calls) < number:
+            if next(calls) != number:
                 return real(*arguments, **options)
-            if operation == "save_file":
-                arguments[1].write_bytes(b"half of it")
-            elif operation == "write_text":
-                real(arguments[0], arguments[1][:20], **options)
+            if operation == "write":
+                real(arguments[0], arguments[1][: len(arguments[1]) // 2])
+            if operation == "rmtree" and options.get("ignore_errors") and isinstance(failure(), OSError):
+                return None  # as rmtree does
             raise failure()
 
+        raised: BaseException | None = None
         with monkeypatch.context() as patch:
             patch.setattr(owner, operation, fail)
             try:
                 save()
             except (CheckpointError, Killed) as error:
                 raised = error
-            else:
-                assert number > 0, f"{operation} was never called"
-                return
+        if raised is None and next(calls) <= number:
+            assert number > 0, f"{operation} was never called"
+            return
         yield raised
 
 
-def assert_only_what_the_manifest_names(folder: Path) -> None:
-    manifest = json.loads((folder / "manifest.json").read_text())
-    named = {part["file"] for part in manifest["parts"].values()}
-    assert {file.name for file in folder.iterdir()} == {"manifest.json", *named}
-
-
+@pytest.mark.parametrize("step", [0, 1], ids=["the same step", "the next step"])
 @pytest.mark.parametrize("failure", [full_disk, Killed], ids=["full disk", "killed"])
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_save_that_fails_at_any_step_leaves_a_whole_checkpoint(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, operation: str, failure: Callable[[], BaseException]
+def test_a_save_that_fails_at_any_point_leaves_a_whole_checkpoint(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, operation: str, failure: Callable[[], BaseException], step: int
 ) -> None:
-    files.write(folder, OLD)
-    before = (folder / "manifest.json").read_bytes()
-    for error in interrupted(monkeypatch, operation, failure, lambda: files.write(folder, NEW)):
-        replaced = (folder / "manifest.json").read_bytes() != before
-        assert_same(NEW if replaced else OLD, files.read(folder))
-        assert not (replaced and "what was there before" in str(error)), "the error says what is there"
-        files.write(folder, OLD)
-        assert_only_what_the_manifest_names(folder)
+    write(folder, OLD)
+    if operation == "rmtree":
+        (folder / "step-00000000").rename(folder / "step-00000000.replaced")
+        write(folder, OLD, step=0)
+    for error in interrupted(monkeypatch, operation, failure, lambda: write(folder, NEW, step=step)):
+        found = read(folder)
+        replaced = found["optimizer"]["lr"] == 0.2
+        assert_same(NEW if replaced else OLD, found)
+        assert error is None or isinstance(error, Killed) or "still whole" in str(error)
+        if isinstance(error, CheckpointError):
+            assert not any(name.name.startswith(".") for name in folder.iterdir()), "it cleans up"
+        shutil.rmtree(folder)
+        write(folder, OLD)
+        write(folder, OLD)
+        assert [path.name for path in folder.iterdir()] == ["step-00000000"]
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_first_save_that_fails_leaves_no_checkpoint(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, operation: str
-) -> None:
-    for _ in interrupted(monkeypatch, operation, full_disk, lambda: files.write(folder, NEW)):
-        if (folder / "manifest.json").exists():
-            assert_same(NEW, files.read(folder))
-            (folder / "manifest.json").unlink()
-        else:
-            with pytest.raises(CheckpointError, match=r"no checkpoint at .*manifest.json is missing"):
-                files.read(folder)
+def test_what_a_killed_save_left_is_removed_by_the_next(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in interrupted(monkeypatch, "fsync", Killed, lambda: write(folder, NEW)):
+        left = list(folder.glob(".aside-*"))
+        write(folder, OLD)
+        assert not any(path.exists() for path in left)
+        assert sorted(path.name for path in folder.iterdir()) == ["step-00000000"]
+        shutil.rmtree(folder)
 
 
-def test_a_file_is_on_disk_before_its_name_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_replaced_checkpoint_counts_until_its_replacement_is_there(folder: Path) -> None:
+    write(folder, OLD, step=5)
+    (folder / "step-00000005").rename(folder / "step-00000005.replaced")  # and then the machine crashed
+    assert_same(OLD, read(folder))
+    assert_same(OLD, read(folder / "step-00000005"))
+    write(folder, NEW, step=5)
+    assert_same(NEW, read(folder))
+    assert [path.name for path in folder.iterdir()] == ["step-00000005"]
+
+
+def test_files_are_on_disk_before_the_folder_has_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[tuple[str, str]] = []
-    fsync, replace = os.fsync, Path.replace
+    fsync, rename = os.fsync, Path.rename
     monkeypatch.setattr(os, "fsync", lambda fd: (done.append(("sync", os.readlink(f"/proc/self/fd/{fd}"))), fsync(fd)))
-    monkeypatch.setattr(Path, "replace", lambda a, b: (done.append(("rename", str(a))), replace(a, b)))
-    files.write(folder, OLD)
-    renamed = [path for what, path in done if what == "rename"]
-    assert len(renamed) == 3
-    for path in renamed:
-        assert done.index(("sync", path)) < done.index(("rename", path))
-    manifest = done.index(("rename", str(folder / ".manifest.json.tmp")))
-    folder_syncs = [number for number, what in enumerate(done) if what == ("sync", str(folder))]
-    assert folder_syncs[0] < manifest, "the names in the manifest are on disk before it"
-    assert folder_syncs[-1] > manifest
+    monkeypatch.setattr(Path, "rename", lambda a, b: (done.append(("rename", a.name)), rename(a, b)))
+    write(folder, OLD)
+    renamed = next(number for number, (what, _) in enumerate(done) if what == "rename")
+    synced = [Path(path).name for what, path in done[:renamed] if what == "sync"]
+    assert synced[-3:] == ["rank0.safetensors", "manifest.json", done[renamed][1]]
+    assert ("sync", str(folder)) in done[renamed:]
+    assert ("sync", str(folder.parent)) in done[:renamed], "the folder itself was new"
 
 
-def test_a_new_checkpoint_replaces_the_old_and_nothing_else(folder: Path) -> None:
-    files.write(folder, {**OLD, "model2": {"w": torch.ones(1)}})
-    mine = [folder / name for name in ("notes.txt", ".mine.tmp", "model.safetensors", "model-best.safetensors")]
+def test_nothing_else_in_the_folder_is_touched(folder: Path) -> None:
+    write(folder, OLD, keep=1)
+    mine = [folder / name for name in ("notes.txt", ".mine.tmp", "model.safetensors")]
     for file in mine:
         file.write_text("mine")
-    (folder / ".folder.tmp").mkdir()
-    files.write(folder, NEW)
-    assert_same(NEW, files.read(folder))
-    assert [file.read_text() for file in mine] == ["mine"] * 4
-    assert len(list(folder.glob("*-????????????????.safetensors"))) == 2
+    (folder / "step-x").mkdir()
+    write(folder, NEW, step=1, keep=1)
+    assert_same(NEW, read(folder))
+    assert [file.read_text() for file in mine] == ["mine"] * 3
+    assert sorted(path.name for path in folder.glob("step-*")) == ["step-00000001", "step-x"]
+
+
+def test_the_last_whole_ones_are_kept(folder: Path) -> None:
+    for step in range(4):
+        write(folder, OLD, step=step)
+    (folder / "step-00000003" / "rank0.safetensors").write_bytes(b"damaged")
+    write(folder, NEW, step=4, keep=2)
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000002", "step-00000003", "step-00000004"]
+
+
+def test_the_one_just_saved_is_kept_and_later_ones_are_told(folder: Path) -> None:
+    write(folder, OLD, step=7)
+    with pytest.warns(UserWarning, match="step-00000007 beside the step-00000003 that was saved now"):
+        write(folder, NEW, step=3, keep=1)
+    assert [path.name for path in folder.iterdir()] == ["step-00000003"]
 
 
 def test_a_path_that_cannot_hold_a_checkpoint_is_named(folder: Path) -> None:
     folder.write_text("a file of the user's")
     with pytest.raises(CheckpointError, match=str(folder)):
-        files.write(folder, OLD)
+        write(folder, OLD)
     with pytest.raises(CheckpointError, match=str(folder)):
-        files.read(folder)
+        read(folder)
     assert folder.read_text() == "a file of the user's"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("net/step-00000004", {}, "give the folder that is to hold the steps"),
+        ("net", {"step": -1}, "step=-1: expected"),
+        ("net", {"keep": 0}, "keep=0: expected"),
+        ("nosuch://net", {}, "nosuch://net cannot be reached"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(tmp_path: Path, name: str, options: Any, said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        write(name, OLD, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_without_a_checkpoint_is_named(folder: Path) -> None:
+    for path in (folder, folder / "step-00000003"):
+        with pytest.raises(CheckpointError, match=f"no checkpoint at {path}"):
+            read(path)
 
 
 # Damage.
@@ -140,12 +181,27 @@ def test_a_path_that_cannot_hold_a_checkpoint_is_named(folder: Path) -> None:
 
 @pytest.fixture
 def saved(folder: Path) -> Path:
-    files.write(folder, OLD)
+    """Two checkpoints; the second will be damaged."""
+    write(folder, OLD, step=1)
+    write(folder, NEW, step=2)
     return folder
 
 
-def model_file(folder: Path) -> Path:
-    return next(folder.glob("model-*.safetensors"))
+def newest(folder: Path) -> Path:
+    return folder / "step-00000002"
+
+
+def assert_refused(saved: Path, said: str) -> None:
+    """The damaged one is refused by name; from the folder of both, the one before it is taken."""
+    with pytest.raises(CheckpointError, match=said) as caught:
+        read(newest(saved))
+    assert str(newest(saved)) in str(caught.value)
+    with pytest.warns(UserWarning, match=said) as warned:
+        assert_same(OLD, read(saved))
+    assert str(newest(saved)) in str(warned[0].message)
+    shutil.rmtree(saved / "step-00000001")
+    with pytest.warns(UserWarning, match=said), pytest.raises(CheckpointError, match=f"no whole .* {saved}: .*{said}"):
+        read(saved)
 
 
 @pytest.mark.parametrize(
@@ -160,60 +216,71 @@ def model_file(folder: Path) -> Path:
     ids=["truncated", "emptied", "grown", "last bit", "first bit"],
 )
 def test_a_damaged_file_is_named(saved: Path, damage: Callable[[bytes], bytes]) -> None:
-    file = model_file(saved)
+    file = newest(saved) / "rank0.safetensors"
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(CheckpointError, match="damaged") as caught:
-        files.read(saved)
-    assert str(file) in str(caught.value)
+    assert_refused(saved, "rank0.safetensors is damaged")
 
 
 def test_a_missing_file_is_named(saved: Path) -> None:
-    file = model_file(saved)
-    file.unlink()
-    with pytest.raises(CheckpointError, match="missing") as caught:
-        files.read(saved)
-    assert str(file) in str(caught.value)
+    (newest(saved) / "rank0.safetensors").unlink()
+    assert_refused(saved, "rank0.safetensors is missing")
 
 
-def edited(folder: Path, edit: Callable[[Any], None]) -> None:
-    manifest = folder / "manifest.json"
-    content = json.loads(manifest.read_text())
-    edit(content)
-    manifest.write_text(json.dumps(content))
+def test_a_missing_manifest_is_named(saved: Path) -> None:
+    (newest(saved) / "manifest.json").unlink()
+    assert_refused(saved, "manifest.json is missing")
 
 
 EDITS: dict[str, Callable[[Any], Any]] = {
-    "another format": lambda content: content.update(format="argosy-checkpoint-99"),
-    "no format": lambda content: content.pop("format"),
-    "no parts": lambda content: content.pop("parts"),
-    "parts in a list": lambda content: content.update(parts=[]),
-    "part is nothing": lambda content: content["parts"].update(model=None),
-    "no digest": lambda content: content["parts"]["model"].pop("sha256"),
-    "path upwards": lambda content: content["parts"]["model"].update(file="../x"),
-    "path from the root": lambda content: content["parts"]["model"].update(file="/etc/passwd"),
-    "file is a number": lambda content: content["parts"]["model"].update(file=3),
-    "unknown kind": lambda content: content["parts"]["model"].update(form={"set": [1]}),
-    "two kinds": lambda content: content["parts"]["model"].update(form={"list": [], "tuple": []}),
-    "key is a list": lambda content: content["parts"]["model"].update(form={"dict": [[[], 1]]}),
-    "no such tensor": lambda content: content["parts"]["model"].update(form={"tensor": "v"}),
-    "another learning rate": lambda content: content["parts"]["optimizer"].update(form={"dict": [["lr", 0.3]]}),
+    "another format": lambda outer: outer.update(format="argosy-checkpoint-99"),
+    "no format": lambda outer: outer.pop("format"),
+    "no content": lambda outer: outer.pop("content"),
+    "content in a list": lambda outer: outer.update(content=[]),
+    "another learning rate": lambda outer: outer["content"]["parts"].update(optimizer={"dict": [["lr", 0.3]]}),
+}
+FORGED: dict[str, Callable[[Any], Any]] = {
+    "no files": lambda content: content.pop("files"),
+    "no step": lambda content: content.pop("step"),
+    "something else": lambda content: content.update(more=1),
+    "tensor is nothing": lambda content: content["tensors"].update({"model/w": None}),
+    "file is not listed": lambda content: content["tensors"]["model/w"].update(pieces=[[[0], [3], "x", "model/w"]]),
+    "unknown type": lambda content: content["tensors"]["model/w"].update(dtype="OBJECT"),
+    "path upwards": lambda content: content["files"].update({"../x": {"size_bytes": 1, "sha256": ""}}),
+    "path from the root": lambda content: content["files"].update({"/etc/passwd": {"size_bytes": 1, "sha256": ""}}),
 }
 
 
-@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
-def test_a_manifest_that_argosy_did_not_write_is_refused(saved: Path, edit: Callable[[Any], None]) -> None:
-    edited(saved, edit)
-    with pytest.raises(CheckpointError, match=r"manifest\.json"):
-        files.read(saved)
+@pytest.mark.parametrize("edit", [*EDITS, *FORGED])
+def test_a_manifest_that_argosy_did_not_write_is_refused(saved: Path, edit: str) -> None:
+    file = newest(saved) / "manifest.json"
+    outer = json.loads(file.read_text())
+    if edit in EDITS:
+        EDITS[edit](outer)
+    else:  # with a digest that is right
+        FORGED[edit](outer["content"])
+        outer["sha256"] = manifest._digest(outer["content"])
+    file.write_text(json.dumps(outer))
+    assert_refused(saved, r"manifest\.json")
+
+
+@pytest.mark.parametrize(
+    "form", [{"set": [1]}, {"list": [], "tuple": []}, {"dict": [[[], 1]]}, {"tensor": "model/v"}], ids=str
+)
+def test_a_form_that_argosy_did_not_write_is_refused(saved: Path, form: Any) -> None:
+    file = newest(saved) / "manifest.json"
+    outer = json.loads(file.read_text())
+    outer["content"]["parts"]["model"] = form
+    outer["sha256"] = manifest._digest(outer["content"])
+    file.write_text(json.dumps(outer))
+    assert_refused(saved, r"manifest\.json")
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000], ids=lambda data: repr(data[:3])
 )
 def test_a_manifest_that_is_no_json_is_refused(saved: Path, content: bytes) -> None:
-    (saved / "manifest.json").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"manifest\.json"):
-        files.read(saved)
+    (newest(saved) / "manifest.json").write_bytes(content)
+    assert_refused(saved, r"manifest\.json")
 
 
 class Trap:
@@ -226,79 +293,10 @@ class Trap:
         return Path.touch, (self.path,)
 
 
-@pytest.fixture
-def pickled(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkpoint in which a pickle stands for a tensor file; size, digest and all the rest are right."""
+def test_a_pickle_is_refused_and_not_executed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trap = pickle.dumps(Trap(tmp_path / "executed"))
-    monkeypatch.setattr(files, "save_file", lambda tensors, path: path.write_bytes(trap))
-    files.write(folder, OLD)
-    return folder
-
-
-def test_a_pickle_is_refused_and_not_executed(pickled: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        files.read(pickled)
-    assert model_file(pickled).name in str(caught.value)
+    monkeypatch.setattr(shard, "stream", lambda entries: iter([memoryview(trap)]))
+    write(folder, OLD)
+    with pytest.raises(CheckpointError, match=r"rank0\.safetensors is not a safetensors file"):
+        read(folder)
     assert not (tmp_path / "executed").exists()
-
-
-# With a group of workers.
-
-
-class Threads(SoloGroup):
-    """Members that are threads of this process. The real groups have tests of their own."""
-
-    def __init__(self, rank: int, size: int, meet: threading.Barrier, table: dict[str, Tensor]) -> None:
-        self.rank, self.size, self._meet, self._table = rank, size, meet, table
-
-    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
-        if self.rank == root:
-            self._table["sent"] = tensor
-        self._meet.wait()
-        if self.rank != root:
-            tensor.copy_(self._table["sent"])
-        self._meet.wait()
-
-
-def on_all_workers(work: Callable[[Threads], Any], size: int = 3) -> list[Any]:
-    """What each worker returns or raises."""
-    meet, table, results = threading.Barrier(size, timeout=2), {}, [None] * size
-
-    def member(rank: int) -> None:
-        try:
-            results[rank] = work(Threads(rank, size, meet, table))
-        except Exception as error:
-            results[rank] = error
-
-    threads = [threading.Thread(target=member, args=[rank]) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
-
-
-def test_every_worker_loads_what_the_first_has_on_its_disk(folder: Path) -> None:
-    state = {
-        "model": {f"{number}": tensor for number, tensor in enumerate(STRANGE.values()) if not tensor.is_complex()}
-    }
-    assert on_all_workers(lambda group: whole.save(folder / str(group.rank), state, group)) == [None] * 3
-    assert [path.name for path in folder.iterdir()] == ["0"], "one copy is written"
-    for loaded in on_all_workers(lambda group: whole.load(folder / str(group.rank), group)):
-        assert_same(state, loaded)
-
-
-def test_all_workers_refuse_what_one_cannot_save(folder: Path) -> None:
-    errors = on_all_workers(lambda group: whole.save(folder, {"model": {"rule": len}}, group))
-    assert all(isinstance(error, (CheckpointError, TypeError)) for error in errors), errors
-    assert all("rule" in str(error) for error in errors)
-
-
-@pytest.mark.parametrize("kind", ["missing", "saved", "pickled"])
-def test_all_workers_refuse_what_one_cannot_load(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    path = tmp_path / "missing" if kind == "missing" else request.getfixturevalue(kind)
-    if kind == "saved":
-        model_file(path).write_bytes(b"damaged")
-    errors = on_all_workers(lambda group: whole.load(path, group))
-    assert all(isinstance(error, CheckpointError) for error in errors), errors
-    assert all(str(errors[0]) in str(error) for error in errors)

@@ -1,6 +1,7 @@
 """Train some epochs from a checkpoint to another: `resume.py OUT EPOCHS FROM TO [STEPS]` (`-` for none).
 
-With STEPS, the run is saved in the middle of its last epoch, after that many steps of it, and ends there.
+With STEPS, the run is saved in the middle of its last epoch, after that many steps of it, and ends there; and in the
+background, before that epoch.
 """
 
 import json
@@ -34,7 +35,10 @@ for epoch in range(epochs):
             break
     else:
         scheduler.step()
+        if target != "-" and epoch + 2 == epochs and steps is not None:
+            fleet.save(target, model, optimizer, scheduler, loader, wait=False)
 if target != "-":  # in the middle of an epoch, if the loop was broken off
-    fleet.save(target, model, optimizer, scheduler, loader)
+    fleet.save(target, model, optimizer, scheduler, loader, keep=3)
+    fleet.export(f"{target}.safetensors", model)
 if fleet.is_first:
     out.write_text(json.dumps(losses))
