@@ -164,11 +164,12 @@ class Fleet:
             self._leaving.callback(part.register_step_post_hook(self._stepped).remove)
         return tuple(placed) if len(placed) > 1 else placed[0]
 
-    def step(self, x: Any, y: Any, loss_fn: Callable[[Any, Any], Tensor]) -> Tensor:
+    def step(self, x: Any, y: Any, loss_fn: Callable[[Any, Any], Tensor], *, clip_norm: float | None = None) -> Tensor:
         """One whole training step; returns the mean loss over the whole job's batch.
 
         It trains the model and the optimizer that were distributed last. `x` goes into the model (a tuple or list as
-        its arguments, a dict as its keywords); `loss_fn(output, y)` is a mean over the batch.
+        its arguments, a dict as its keywords); `loss_fn(output, y)` is a mean over the batch. With `clip_norm`, the
+        gradient is scaled down to this norm if it is longer, over all workers that hold parts of it.
 
         >>> import tempfile, torch, argosy
         >>> fleet = argosy.init(run_folder=tempfile.mkdtemp())
@@ -183,7 +184,7 @@ class Fleet:
                 f"{len(self._optimizers)} optimizers; write the step out with backward() and optimizer.step()"
             )
         (model,), (optimizer,) = self._models, self._optimizers
-        return self._training.step(optimizer, lambda: loss_fn(_call(model, x), y))
+        return self._training.step(optimizer, lambda: loss_fn(_call(model, x), y), clip_norm)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes in this block add gradients up on each worker; the next one outside reduces them.

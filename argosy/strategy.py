@@ -2,8 +2,8 @@
 
 In code `Strategy(data=4, batch="global")`, on one line `"data=4 batch=global"`, in TOML `data = 4`. Each part of
 Argosy owns its fields (`MeshConfig`, `BatchConfig`, `TrainingConfig`, `CommConfig`) and `Strategy` is their union: it
-adds the spellings, and refuses what parts that do not know of each other cannot do together. Parts receive their own
-fields through `strategy.part(...)`, never the whole.
+adds the spellings. Which choices go together is in `parallel/combinations.py`. Parts receive their own fields through
+`strategy.part(...)`, never the whole.
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ from typing import Any
 from argosy import config
 from argosy.comm.config import CommConfig
 from argosy.config import ConfigError
-from argosy.data.batches import BatchConfig
-from argosy.parallel.mesh_config import MeshConfig
-from argosy.parallel.training_config import TrainingConfig
+from argosy.parallel.combinations import HybridConfig
 
 __all__ = ["ConfigError", "Strategy"]
 
 
 @dataclass(frozen=True)
-class Strategy(CommConfig, TrainingConfig, BatchConfig, MeshConfig):
+class Strategy(CommConfig, HybridConfig):
     """How a job trains. Fields left out keep their defaults.
 
     >>> Strategy(data=4, batch="global") == Strategy.parse("data=4 batch=global")
@@ -39,12 +37,6 @@ class Strategy(CommConfig, TrainingConfig, BatchConfig, MeshConfig):
     Traceback (most recent call last):
     argosy.config.ConfigError: batch=globl: expected per-worker or global
     """
-
-    def check(self) -> None:
-        """Refuse combinations across parts."""
-        if self.accumulate > 1 and self.sync != "step":
-            fix = f"sync={self.sync} has no gradients to reduce less often; leave one of the two out"
-            raise ConfigError("accumulate", self.accumulate, fix)
 
     @classmethod
     def load(cls, given: Strategy | str | Path | None) -> Strategy:
@@ -128,7 +120,3 @@ class Strategy(CommConfig, TrainingConfig, BatchConfig, MeshConfig):
         """The strategy as TOML text; `Strategy.from_toml` gives it back."""
         # JSON spells numbers, booleans and strings as TOML does.
         return "".join(f"{name} = {json.dumps(value)}\n" for name, value in self.changed().items())
-
-    def check_workers(self, workers: int) -> None:
-        """Refuse a mesh that does not fit the number of workers."""
-        self.part(MeshConfig).sizes(workers)

@@ -6,10 +6,10 @@ along the shard axis and replicated along the data axis.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
@@ -24,6 +24,9 @@ from argosy.parallel.sharding.config import ShardConfig
 from argosy.parallel.sharding.fully import shard_modules
 from argosy.parallel.sharding.states import ShardedStates
 from argosy.parallel.sharding.swap import Replaced
+from argosy.parallel.tensor.apply import TensorParallel, tensor_parallel
+from argosy.parallel.tensor.config import TensorConfig
+from argosy.parallel.training_config import TrainingConfig
 
 
 class Layout:
@@ -33,12 +36,15 @@ class Layout:
         self,
         mesh: Mesh,
         stage: int,
-        config: ShardConfig,
+        config: TrainingConfig,
         group: Group,
         show: Callable[[str], None],
         leaving: ExitStack,
     ) -> None:
-        self._mesh, self._stage, self._config, self._group = mesh, stage, config, group
+        self._mesh, self._config, self._group = mesh, config.part(ShardConfig), group
+        self._tensor_config = config.part(TensorConfig)
+        self._tensor_parallel: list[TensorParallel] = []
+        self._stage = stage if mesh.sizes.shard > 1 else 0  # a job of one worker has nobody to shard with
         self._show, self._leaving = show, leaving
         self._replaced = Replaced()
         self._torch: dict[str, DeviceMesh] = {}
@@ -62,6 +68,8 @@ class Layout:
             make_alike(model, self._group)
         root = self.on_torch(device)
         with self._replaced.watching(model):
+            if self._mesh.sizes.tensor > 1:
+                self._divide_layers(model, root)
             if self._mesh.readers > 1:
                 self._shard(model, root)
             if is_meta(model):
@@ -86,12 +94,28 @@ class Layout:
         """What has become of models' parameters."""
         return self._replaced
 
+    @contextmanager
+    def whole_step(self) -> Iterator[Callable[[Tensor], Tensor]]:
+        """Around a forward pass and its loss, which may stay divided; what it yields makes the loss whole."""
+        with ExitStack() as stack:
+            for parallel in self._tensor_parallel:
+                stack.enter_context(parallel.whole_step())
+            yield self._tensor_parallel[0].whole if self._tensor_parallel else lambda loss: loss
+
+    def _divide_layers(self, model: nn.Module, root: DeviceMesh) -> None:
+        parallel = tensor_parallel(model, root["tensor"], self._tensor_config)
+        self._leaving.callback(parallel.close)
+        self._tensor_parallel.append(parallel)
+        for line in parallel.lines():
+            self._show(line)
+
     def _shard(self, model: nn.Module, root: DeviceMesh) -> None:
         chosen = choose(model, self._config)
         axes = root["data", "shard"] if self._mesh.sizes.data > 1 else root["shard"]
         if self._config.offload:
             self._refuse_offload({device_of(model)})
-        self._show(f"sharded over {self._mesh.sizes.shard} workers, stage {self._stage}: {told(model, chosen)}")
+        if self._mesh.sizes.shard > 1:
+            self._show(f"sharded over {self._mesh.sizes.shard} workers, stage {self._stage}: {told(model, chosen)}")
         shard_modules(chosen, axes, keep_gathered=self._stage < 3, offload=self._config.offload)
 
     def _refuse_offload(self, devices: set[str]) -> None:

@@ -60,7 +60,7 @@ class MeshConfig(Config):
                 raise ConfigError(name, getattr(self, name), fix)
         if self.tensor < 1:
             raise ConfigError("tensor", self.tensor, "an axis has at least 1 worker; leave it out to divide no layer")
-        if min(self.stages) < 1:
+        if min(self.workers_by_stage) < 1:
             raise ConfigError("pipeline", self.pipeline, "an axis, and each stage, has at least 1 worker")
         if isinstance(self.pipeline, tuple):
             self._check_turns()
@@ -72,8 +72,8 @@ class MeshConfig(Config):
             raise ConfigError("shard", self.shard, fix)
 
     @property
-    def stages(self) -> tuple[int, ...]:
-        """The stages of the pipeline, as their workers where these differ."""
+    def workers_by_stage(self) -> tuple[int, ...]:
+        """The workers of each stage where these differ; else how many stages there are."""
         return self.pipeline if isinstance(self.pipeline, tuple) else (self.pipeline,)
 
     @property
@@ -101,12 +101,16 @@ class MeshConfig(Config):
             said = [name for name in ("data", "shard", "tensor", "pipeline") if name in fixed]
             name = max(said, key=lambda name: fixed[name] > 1)  # the first that asks for several; else the first
             self._refuse(name, fixed[name], known, workers, multiple=open_axis is not None)
+        if self.shard_stage is not None and open_axis == "shard" and known == workers > 1:
+            fix = f"the other axes leave no workers to shard over; leave it out, or start {2 * known} workers"
+            raise ConfigError("shard_stage", self.shard_stage, fix)
         sizes = fixed | ({open_axis: workers // known} if open_axis else {})
         return Sizes(sizes["pipeline"], sizes["data"], sizes["shard"], sizes["tensor"])
 
     def _check_turns(self) -> None:
-        if len(self.stages) < 2:
-            fix = f"a list has the workers of each stage, as [3,1]; for equal stages say pipeline={self.stages[0]}"
+        if len(self.workers_by_stage) < 2:
+            equal = f"for equal stages say pipeline={self.workers_by_stage[0]}"
+            fix = f"a list has the workers of each stage, as [3,1]; {equal}"
             raise ConfigError("pipeline", self.pipeline, fix)
         for name, value in (("data", self.data), ("shard", self.shard), ("tensor", self.tensor)):
             if value not in (None, 1):

@@ -25,17 +25,18 @@ from argosy.data.cursor import Cursor
 from argosy.data.loader import Loader
 from argosy.optim.average import Average
 from argosy.optim.config import OptimConfig
+from argosy.optim.gradients import takes_step
 from argosy.optim.precision import Precision
 from argosy.optim.schedule import LearningRate
+from argosy.parallel.clip import clip_by_global_norm
 from argosy.parallel.config import ReducerConfig
 from argosy.parallel.data import DataParallel
+from argosy.parallel.divided import Divided
 from argosy.parallel.layout import Layout
 from argosy.parallel.local import LocalReplicas, Round
 from argosy.parallel.local_config import LocalConfig
 from argosy.parallel.mesh import Mesh
 from argosy.parallel.passes import SharedPasses
-from argosy.parallel.sharding.config import ShardConfig
-from argosy.parallel.sharding.fully import FullySharded
 from argosy.parallel.training_config import TrainingConfig
 
 Tell = Callable[..., None]
@@ -72,8 +73,8 @@ class Training:
         self._passes = SharedPasses(group)
         self._leaving = ExitStack()
         self._mesh, self._stage = mesh, stage
-        self._layout = Layout(mesh, stage, config.part(ShardConfig), group, show, self._leaving)
-        self._divided: list[FullySharded] = []
+        self._layout = Layout(mesh, stage, config, group, show, self._leaving)
+        self._divided: list[Divided] = []
 
     def close(self) -> None:
         """Leave models and optimizers to the script again."""
@@ -93,7 +94,7 @@ class Training:
         local = self._config.part(LocalConfig)
         if self._layout.divides:
             self._layout.divide(model)
-            divided = FullySharded(model, self._group, self._cursor, number, self._mesh.readers, self._passes)
+            divided = Divided(model, self._group, self._cursor, number, self._mesh.readers, self._passes)
             self._leaving.callback(divided.close)
             self._divided.append(divided)
         elif local.rounds().kind != "step":
@@ -180,15 +181,19 @@ class Training:
                 stack.enter_context(average.applied())
             yield
 
-    def step(self, optimizer: Optimizer, forward: Callable[[], Tensor]) -> Tensor:
+    def step(self, optimizer: Optimizer, forward: Callable[[], Tensor], clip_norm: float | None = None) -> Tensor:
         """One whole step; returns the mean loss over the job. Batches that are accumulated have none but the last."""
         self._cursor.mean_loss = None
         with self._precision.whole_step():
             optimizer.zero_grad()
-            loss = forward()
+            with self._layout.whole_step() as whole:
+                loss = whole(forward())
             self._cursor.loss = float(loss.detach())
             self._precision.backward(loss)
             mean_loss = self._cursor.mean_loss
+            if clip_norm is not None and takes_step(optimizer) and self._precision.unscale_(optimizer):
+                parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+                clip_by_global_norm(parameters, clip_norm, self._group, holders=self._group.size)
             if not self._precision.step(optimizer):
                 assert self._precision.scaler is not None
                 self._tell("overflow", scale=self._precision.scaler.factor)

@@ -9,12 +9,16 @@ from argosy.config import ConfigError
 from argosy.optim.config import OptimConfig
 from argosy.parallel.config import ReducerConfig
 from argosy.parallel.local_config import LocalConfig
+from argosy.parallel.pipeline.config import PipelineConfig
 from argosy.parallel.sharding.config import ShardConfig
+from argosy.parallel.tensor.config import TensorConfig
 
 
 @dataclass(frozen=True)
-class TrainingConfig(ReducerConfig, CompressConfig, OptimConfig, LocalConfig, ShardConfig):
-    """How replicas are trained: how gradients are reduced and compressed, precision, averages, how often they meet."""
+class TrainingConfig(
+    ReducerConfig, CompressConfig, OptimConfig, LocalConfig, ShardConfig, TensorConfig, PipelineConfig
+):
+    """How models are trained: how gradients are reduced, compressed, sharded; precision, averages, plans, schedules."""
 
     def check(self) -> None:
         """Refuse what cannot work together."""

@@ -38,6 +38,7 @@ def test_an_axis_that_is_left_out_takes_the_workers_that_remain(line: str, worke
         ("tensor=3", 4, "tensor=3: the mesh needs a multiple of 3 workers and the job has 4"),
         ("data=2 tensor=2", 8, "data=2: the mesh needs 4 workers and the job has 8; leave data out, or start 4"),
         ("pipeline=2 data=1 shard=1 tensor=2", 8, "tensor=2: the mesh needs 4 workers and the job has 8"),
+        ("data=2 shard_stage=3", 2, "shard_stage=3: the other axes leave no workers to shard over"),
         ("pipeline=[3,1]", 5, "pipeline=[3,1]: the mesh needs 4 workers and the job has 5"),
     ],
 )

@@ -14,11 +14,12 @@ from argosy import config
 from argosy.comm.config import MAX_SOCKETS, CommConfig
 from argosy.config import Config, ConfigError
 from argosy.data.batches import BatchConfig
+from argosy.parallel.combinations import HybridConfig
 from argosy.parallel.mesh_config import MeshConfig
 from argosy.strategy import Strategy
 
 HINTS = config.hints(Strategy)
-PARTS = [part for part in Strategy.__bases__ if issubclass(part, Config)]
+PARTS: list[type[Config]] = [CommConfig, *HybridConfig.__bases__]
 VALUES: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(1, 2**63 - 1),
     float: st.floats(1e-3, 1e6),
@@ -49,6 +50,11 @@ BOUNDED = {
     "warmup": st.sampled_from(["none", "500", "5epochs"]),
     "average": st.sampled_from(["none", "ema:0.99"]),
     "ramp": st.sampled_from(["none", "4:3epochs"]),
+    "shard_stage": st.sampled_from([None, 1, 2, 3]),
+    "shard_modules": st.sampled_from(["auto", "blocks.*,head"]),
+    "recompute": st.sampled_from(["none", "auto", "every:2"]),
+    "tensor_plan": st.sampled_from(["auto", "*.fc1:column,*.fc2:row"]),
+    "split": st.sampled_from(["auto", "blocks.2,blocks.4"]),
 }
 
 

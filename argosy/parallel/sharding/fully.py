@@ -1,37 +1,10 @@
-"""Sharding stages 2 and 3: torch's `fully_shard`, with gradients that are the whole job's.
-
-torch gathers a module's parameters when it runs and scatters its gradients when they are there; stage 2 keeps gathered
-parameters from forward until backward, stage 3 gives them back in between. The model stays the object that the script
-knows. Its parameters become DTensors, so clipping and optimizers see whole numbers and hold parts.
-
-[Note: weighted at the output]
-torch takes the plain mean over workers. A script's loss is a mean over its batch, so what is due is the mean weighted
-by samples (see [Note: weighted by samples]). Everything behind the model's output is linear in the gradient that enters
-there: multiplied by this worker's samples over the mean of all workers', it makes every gradient come out so.
-
-[Note: sums of several batches]
-With `accumulate=k` each batch's gradients are reduced at once, into the worker's own part, and put aside until the
-batch that closes the step: whole gradients would not fit, if sharding was needed.
-"""
+"""Sharding stages 2 and 3 are torch's `fully_shard`, module by module."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, cast
-
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
-from torch.utils import _pytree as pytree
-from torch.utils.hooks import RemovableHandle
-
-from argosy.comm.group import Group
-from argosy.data.cursor import Cursor
-from argosy.parallel.buffers import Buffers, average
-from argosy.parallel.meeting import Meeting
-from argosy.parallel.nothing import tolerate_empty_batches
-from argosy.parallel.passes import Member, SharedPasses
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
 
 def shard_modules(modules: dict[str, nn.Module], mesh: DeviceMesh, *, keep_gathered: bool, offload: bool) -> None:
@@ -44,90 +17,3 @@ def shard_modules(modules: dict[str, nn.Module], mesh: DeviceMesh, *, keep_gathe
         # What the root keeps is used at both ends of the model: torch's default holds it gathered in between.
         again = False if keep_gathered or not name else None
         fully_shard(module, mesh=mesh, reshard_after_forward=again, offload_policy=policy)
-
-
-class FullySharded(Member):
-    """A model whose modules are sharded, in training. `readers` is among how many the samples are divided."""
-
-    def __init__(
-        self, model: nn.Module, group: Group, cursor: Cursor, number: int, readers: int, passes: SharedPasses
-    ) -> None:
-        self.model = model
-        self._sharded = cast(FSDPModule, model)
-        self._group, self._cursor, self._readers, self._passes = group, cursor, readers, passes
-        self._meeting = Meeting(group, cursor, number)
-        self._buffers = Buffers(model)
-        self._aside: dict[nn.Parameter, Tensor] = {}  # gradients of a step that is not closed
-        self._begun: tuple[int, int] | None = None
-        self._quiet = False
-        passes.join(self)
-        self._hooks: list[RemovableHandle] = [
-            *tolerate_empty_batches(model, lambda: cursor.samples == 0),
-            model.register_forward_pre_hook(lambda *_: passes.look(), prepend=True),
-            # After torch's own: backward then reaches torch's hook on the output first, and its end comes before ours.
-            model.register_forward_hook(self._ran),
-        ]
-
-    def close(self) -> None:
-        """Listen no more. The model stays sharded."""
-        for hook in self._hooks:
-            hook.remove()
-        self._passes.leave(self)
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Backward passes in this block add whole gradients up on each worker, and reduce nothing."""
-        before, self._quiet = self._quiet, True
-        self._sharded.set_requires_gradient_sync(False)
-        try:
-            yield
-        finally:
-            self._quiet = before
-            self._sharded.set_requires_gradient_sync(not before)
-
-    def _ran(self, _: nn.Module, __: Any, output: Any) -> None:
-        for value in pytree.tree_leaves(output):
-            if isinstance(value, Tensor) and value.requires_grad:
-                value.register_hook(self._entered)
-
-    def _entered(self, gradient: Tensor) -> Tensor | None:
-        """A backward pass reaches the model's output; see [Note: weighted at the output]."""
-        if not self._quiet and self._passes.reach(self, self._cursor.closes):
-            self._begin()
-        weight = self._cursor.share(self._readers) * self._readers
-        if weight == 1:
-            return None
-        return gradient * weight if weight else gradient.new_zeros(gradient.shape)
-
-    def _begin(self) -> None:
-        at = self._cursor.at
-        if at is not None and at.opens and self._begun != (at.epoch, at.step):
-            self._aside.clear()  # a step that was broken off
-        self._begun = (at.epoch, at.step) if at is not None else None
-
-    def aborted(self) -> None:
-        """Forget the gradients of a pass that has failed, and what torch had under way."""
-        self._aside.clear()
-        self._sharded.reset_iter_state()
-        for parameter in self.model.parameters():
-            parameter.grad = None
-
-    def ended(self) -> None:
-        """torch has reduced the gradients of a pass: put them aside, or tell what goes with a step."""
-        if not self._cursor.closes:
-            self._cursor.keep_loss()
-            for parameter in self.model.parameters():
-                if parameter.grad is not None:
-                    kept = self._aside.get(parameter)
-                    self._aside[parameter] = parameter.grad if kept is None else kept.add_(parameter.grad)
-                    parameter.grad = None
-            return
-        self._cursor.check_one_weight()
-        for parameter, kept in self._aside.items():
-            parameter.grad = kept if parameter.grad is None else parameter.grad.add_(kept)
-        self._aside.clear()
-        with self._cursor.waiting():
-            changed = self._meeting.exchange(self._buffers.changed())
-            buffers = [b.data for b, users in zip(self._buffers.all(), changed, strict=True) if users]
-            average(buffers, self._cursor.part(self._readers) * self._readers / self._group.size, self._group)
-        self._buffers.note()

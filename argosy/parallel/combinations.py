@@ -1,0 +1,112 @@
+"""Which choices go together across the axes of the mesh. What is not known to work is refused, with the reason.
+
+The table in docs/hybrid.md says which combinations are tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from argosy.config import ConfigError
+from argosy.data.batches import BatchConfig
+from argosy.parallel.config import ReducerConfig
+from argosy.parallel.mesh_config import MeshConfig, Sizes
+from argosy.parallel.pipeline.config import PipelineConfig
+from argosy.parallel.sharding.config import ShardConfig
+from argosy.parallel.tensor.config import TensorConfig
+from argosy.parallel.training_config import TrainingConfig
+
+_FLAT = ("fp16", "bf16", "int8", "int4", "sign", "topk")  # codecs that need not know the shapes of what they compress
+
+
+@dataclass(frozen=True)
+class HybridConfig(TrainingConfig, BatchConfig, MeshConfig):
+    """Everything about how a job trains."""
+
+    def check(self) -> None:
+        """Refuse what cannot work on any number of workers."""
+        if self.accumulate > 1 and self.sync != "step":
+            fix = f"sync={self.sync} has no gradients to reduce less often; leave one of the two out"
+            raise ConfigError("accumulate", self.accumulate, fix)
+
+    def check_workers(self, workers: int) -> None:
+        """Refuse a mesh that does not fit the workers, or does not go with the rest."""
+        sizes = self.part(MeshConfig).sizes(workers)
+        for name, reason in self._refused(sizes):
+            raise ConfigError(name, getattr(self, name), reason)
+        if sizes.pipeline > 1:
+            self.part(PipelineConfig).check_workers(sizes.pipeline)
+
+    def _refused(self, sizes: Sizes) -> Iterator[tuple[str, str]]:
+        """Fields that cannot be what they are, and why."""
+        whole = self.stage < 2 and sizes.tensor == 1 and sizes.pipeline == 1
+        yield from self._unused(sizes, whole)
+        if not whole and self.sync != "step":
+            yield "sync", "replicas that train alone hold whole models; use data=, or shard_stage=1, or no sync"
+        if self.stage == 1 and sizes.shard > 1:
+            yield from self._refused_with_states(sizes)
+        if not whole:
+            yield from self._refused_in_parts(sizes)
+
+    def _refused_with_states(self, sizes: Sizes) -> Iterator[tuple[str, str]]:
+        if sizes.tensor > 1 or sizes.pipeline > 1:
+            yield (
+                "shard_stage",
+                "states alone are sharded for whole models; with tensor= or pipeline= use shard_stage=2",
+            )
+        if self.compress.startswith("dgc"):
+            yield "compress", "DGC keeps the momentum itself, and SGD without it has no states to shard"
+        if self.sync != "step":
+            yield "sync", "workers that train alone step alone, and sharded states step together"
+
+    def _refused_in_parts(self, sizes: Sizes) -> Iterator[tuple[str, str]]:
+        """What does not go with models that no worker holds whole."""
+        kind = self.compress.partition(":")[0]
+        if kind == "powersgd":
+            yield "compress", "PowerSGD needs whole matrices, and workers hold rows of them; use int8, or shard_stage=1"
+        elif kind == "dgc":
+            yield "compress", "DGC needs the optimizer's momentum of whole parameters; use topk, or shard_stage=1"
+        elif kind != "none" and (sizes.data == 1 or sizes.pipeline > 1):
+            yield (
+                "compress",
+                "gradients are compressed along the data axis, and here there is none that it could act on",
+            )
+        if self.precision == "fp16" and (sizes.pipeline > 1 or sizes.tensor > 1):
+            yield "precision", "the scale of the loss is kept for whole models and sharded ones; use precision=bf16"
+        if self.sync_batchnorm and sizes.data * sizes.shard != sizes.workers:
+            yield "sync_batchnorm", "statistics are those of all workers, and here several workers see the same samples"
+        if self.balance and sizes.data * sizes.shard != sizes.workers:
+            yield "balance", "shares go by each worker's speed, and here several workers compute one share together"
+        if self.average != "none" and sizes.pipeline > 1:
+            yield (
+                "average",
+                "a pipeline's workers hold different layers, and the average is of whole models; leave it out",
+            )
+        if sizes.turns and self.accumulate > 1:
+            yield "accumulate", "stages of different sizes take whole batches; use more micro_batches"
+
+    def _unused(self, sizes: Sizes, whole: bool) -> Iterator[tuple[str, str]]:
+        """Fields that say something about what is not there."""
+        if self.stage < 2:
+            yield from self._said(("shard_modules",), "it is for shard_stage=2 and 3")
+        if self.stage == 0:
+            yield from self._said(("offload",), "it moves sharded optimizer states; say shard_stage=")
+        if sizes.tensor == 1:
+            yield from self._said(_names(TensorConfig), "it is for tensor=2 or more")
+        if sizes.pipeline == 1:
+            yield from self._said(_names(PipelineConfig), "it is for pipeline=2 or more")
+        if sizes.turns:
+            yield from self._said(("schedule",), "stages of different sizes have an order of their own; leave it out")
+        if not whole:
+            yield from self._said(("bucket_mbytes",), "gradients are not gathered in buckets here; leave it out")
+
+    def _said(self, names: tuple[str, ...], reason: str) -> Iterator[tuple[str, str]]:
+        defaults = {field.name: field.default for field in fields(self)}
+        for name in names:
+            if getattr(self, name) != defaults[name]:
+                yield name, reason
+
+
+def _names(kind: type[ShardConfig | TensorConfig | PipelineConfig | ReducerConfig]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
