@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from argosy.cli import doctor, run, secret, simulate
+from argosy.cli import doctor, inspect, run, secret, simulate
 from argosy.config import ConfigError
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 app.command(context_settings={"allow_interspersed_args": False})(run.run)
 app.command()(doctor.doctor)
+app.command()(inspect.inspect)
 app.command()(secret.secret)
 app.command()(simulate.simulate)
 
