@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from argosy.parallel.pipeline.gate import Arguments, Gate, Run, replaced
+from argosy.parallel.pipeline.gate import Arguments, Gate, Run, writable
 from argosy.parallel.pipeline.trace import Trace
 
-_ROUNDS = 3  # the first one warms up; the fastest counts
+_ROUNDS = (3, 12)  # at least and at most; the first one warms up, and the fastest of each piece counts
+_SECONDS = 1.0  # after which no other round is begun
 
 
 def measured(
@@ -22,9 +23,10 @@ def measured(
     """The seconds of each piece on one micro-batch. The model, its buffers and random numbers are left as they were."""
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    rounds = []
+    rounds: list[list[float]] = []
     with torch.random.fork_rng():
-        for _ in range(_ROUNDS):
+        begun = time.perf_counter()
+        while len(rounds) < _ROUNDS[0] or (len(rounds) < _ROUNDS[1] and time.perf_counter() - begun < _SECONDS):
             run = _Timing({call.name: call.travels for call in seen.cuts})
             with gate.open(run), torch.enable_grad():
                 output = model(*args, **dict(kwargs))
@@ -54,17 +56,18 @@ class _Timing(Run):
         self._travels = travels
         self._pieces: list[list[Tensor]] = []  # what each piece hands on
         self._seconds: list[float] = []
+        self._fresh: dict[int, tuple[Tensor, Tensor]] = {}
         self._begun = time.perf_counter()
 
     def layer(self, name: str, module: nn.Module, arguments: Arguments, call: Callable[..., Any]) -> Any:
-        args, kwargs = arguments
         if name in self._travels:
             leaves = pytree.tree_leaves(arguments)
             sent = [leaves[at] for at in self._travels[name]]
-            self._end(sent)
-            fresh = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in sent)
-            args, kwargs = replaced(arguments, self._travels[name], fresh)
+            self._end([self._current(tensor) for tensor in sent])
+            for tensor in sent:
+                self._fresh[id(tensor)] = tensor, writable(tensor.detach().requires_grad_(tensor.requires_grad))
             self._begun = time.perf_counter()
+        args, kwargs = pytree.tree_map(lambda leaf: self._current(leaf), arguments)
         return call(*args, **kwargs)
 
     def finish(self, output: Any) -> list[float]:
@@ -77,6 +80,10 @@ class _Timing(Run):
                 torch.autograd.backward(roots, [torch.ones_like(tensor) for tensor in roots])
             self._seconds[number] += time.perf_counter() - begun
         return self._seconds
+
+    def _current(self, leaf: Any) -> Any:
+        """What stands for a tensor since the last cut that it has crossed."""
+        return self._fresh[id(leaf)][1] if id(leaf) in self._fresh else leaf
 
     def _end(self, handed_on: list[Tensor]) -> None:
         self._seconds.append(time.perf_counter() - self._begun)

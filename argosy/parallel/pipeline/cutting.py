@@ -58,7 +58,10 @@ class Cutting:
         possible = [call.name for call in seen.cuts]
         for name in self._named:
             if name not in possible:
-                why = next((call.why_not for call in seen.calls if call.name == name), "it is not called in forward")
+                why = next(
+                    (call.why_not for call in seen.calls if call.name == name),
+                    "it is not called in forward (of a list, name a member)",
+                )
                 fix = f"no stage can begin at {name}: {why}; it can at {_listed(possible)}"
                 raise ConfigError("split", ",".join(self._named), fix)
         order = [name for name in possible if name in self._named]
@@ -70,8 +73,8 @@ class Cutting:
             raise ConfigError(
                 "pipeline",
                 stages,
-                f"{type(self.model).__name__} can be cut into {len(possible) + 1} stages at most ({_listed(possible)}) "
-                f"and this needs {stages}. A stage begins where a module is called that is given all that was computed "
+                f"{type(self.model).__name__} can be cut into {len(possible) + 1} parts at most ({_listed(possible)}): "
+                f"this needs {stages}. A stage begins where a module is called that is given all that was computed "
                 f"so far: make the middle of the model a chain, x = block(x), of enough blocks. {_refusals(seen)}",
             )
 

@@ -107,32 +107,34 @@ class StageRun(Run):
         self._ghost, self._begin, self._end = ghost, begin, end
         self._received, self._travels = received, travels
         self._inside = begin is None
+        self._turn = 0
+        self._real: dict[int, tuple[Any, Tensor]] = {}  # by the id of a ghostly tensor: itself, and what was received
 
     def layer(self, name: str, module: nn.Module, arguments: Arguments, call: Callable[..., Any]) -> Any:
         """Skip a layer before the stage; run those of the stage; leave at the first one behind it."""
-        args, kwargs = arguments
         if not self._inside and name == self._begin:
             self._inside = True
-            args, kwargs = replaced(arguments, self._travels[name], self._received)
+            leaves = pytree.tree_leaves(arguments)
+            for at, tensor in zip(self._travels[name], self._received, strict=True):
+                self._real[id(leaves[at])] = leaves[at], writable(tensor)
+        args, kwargs = arguments
         if not self._inside:
+            self._turn += 1
             given = not any(True for _ in self._ghost.module.get_submodule(name).parameters())
             if given and not is_ghostly(arguments):
                 return call(*args, **kwargs)  # made from the inputs alone, such as a mask
-            return self._ghost.output(name, args, kwargs, module.training)
+            return self._ghost.output(name, self._turn, args, kwargs, module.training)
+        if self._real:  # the forward may hand what was received to several layers
+            args, kwargs = pytree.tree_map(lambda leaf: self._real.get(id(leaf), (leaf, leaf))[1], arguments)
         if name == self._end:
-            leaves = pytree.tree_leaves(arguments)
+            leaves = pytree.tree_leaves((args, kwargs))
             raise Stop(tuple(leaves[at].contiguous() for at in self._travels[name]))
         return call(*args, **kwargs)
 
 
-def replaced(arguments: Arguments, at: tuple[int, ...], tensors: tuple[Tensor, ...]) -> Arguments:
-    """The arguments of a call with some of their leaves replaced."""
-    leaves, spec = pytree.tree_flatten(arguments)
-    for place, tensor in zip(at, tensors, strict=True):
-        # A leaf of autograd may not be changed in place, and a layer may begin with just that.
-        leaves[place] = tensor.clone() if tensor.requires_grad else tensor
-    args, kwargs = pytree.tree_unflatten(leaves, spec)
-    return args, kwargs
+def writable(tensor: Tensor) -> Tensor:
+    """A leaf of autograd may not be changed in place, and a layer may begin with just that."""
+    return tensor.clone() if tensor.requires_grad else tensor
 
 
 def _gated(own: type[nn.Module]) -> type[nn.Module]:

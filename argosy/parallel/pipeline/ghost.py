@@ -41,9 +41,12 @@ class Ghost:
 
         return pytree.tree_map(shape, value)
 
-    def output(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool) -> Any:
-        """What a layer returns, in shapes. It is computed once for arguments of the same shapes."""
-        key = (name, training, signature((args, dict(kwargs))))
+    def output(self, name: str, turn: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool) -> Any:
+        """What a layer returns, in shapes. It is computed once for arguments of the same shapes.
+
+        `turn` tells the calls of a forward pass apart: what two calls return must be two tensors, even of one layer.
+        """
+        key = (name, turn, training, signature((args, dict(kwargs))))
         if key not in self._outputs:
             layer = self.module.get_submodule(name).train(training)
             with self.mode, torch.no_grad():

@@ -23,12 +23,9 @@ def find_layers(model: nn.Module, named: Sequence[str] = ()) -> dict[str, nn.Mod
     """
     known = dict(model.named_modules())
     for name in named:
-        if name not in known or known[name] is model:
-            begins = sorted(each for each in known if "." in each and each.rpartition(".")[2].isdecimal())
-            some = begins[:6] or [each for each in known if each][:6]
-            raise ConfigError(
-                "split", ",".join(named), f"the model has no module {name!r}; it has {', '.join(some)}, ..."
-            )
+        if not name or name not in known:
+            fix = f"the model has no module {name!r}; it has {', '.join(list(find_layers(model))[:6])}, ..."
+            raise ConfigError("split", ",".join(named), fix)
     half = sum(parameter.numel() for parameter in model.parameters()) / 2
     layers: dict[str, nn.Module] = {}
     for name, module in _open(model, "", half, tuple(named)):
@@ -36,10 +33,9 @@ def find_layers(model: nn.Module, named: Sequence[str] = ()) -> dict[str, nn.Mod
             layers[name] = module
     for name in named:
         if name not in layers:
-            fix = (
-                f"{name} is inside of another named module, or a list that is not called itself; name its first member"
+            raise ConfigError(
+                "split", ",".join(named), f"{name} is inside of another named module; name one of the two"
             )
-            raise ConfigError("split", ",".join(named), fix)
     return layers
 
 

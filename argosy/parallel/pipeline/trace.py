@@ -2,8 +2,9 @@
 
 The ghost of the model runs once while every torch function is watched. A tensor is *computed* if a parameter or a
 random number is behind it. A model can be cut where a layer is called if every computed tensor that is made before that
-call and used after it is among the call's arguments: these are what the stage before sends. Tensors that are not
-computed (a mask, positions) are made on each stage anew from the inputs, which all stages have.
+call and used after it is among the call's arguments, and is used by layers that are given it and not by the code around
+them (as `x` is in `x = x + layer(x)`): these are what the stage before sends. Tensors that are not computed (a mask,
+positions) are made on each stage anew from the inputs, which all stages have.
 """
 
 from __future__ import annotations
@@ -62,10 +63,11 @@ class Trace:
 def trace(ghost: Ghost, layers: Mapping[str, nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Trace:
     """Watch the ghost of a model run on inputs of these shapes."""
     watch = _Watch({id(tensor): name for name, tensor in ghost.named.items()})
-    handles = [
-        ghost.module.get_submodule(name).register_forward_pre_hook(_hook(watch, name), with_kwargs=True)
-        for name in layers
-    ]
+    handles = []
+    for name in layers:
+        layer = ghost.module.get_submodule(name)
+        handles.append(layer.register_forward_pre_hook(_hook(watch, name), with_kwargs=True))
+        handles.append(layer.register_forward_hook(lambda *_: watch.returned()))
     try:
         with ghost.mode, torch.enable_grad(), watch:
             output = ghost.module(*ghost.shapes(args), **ghost.shapes(dict(kwargs)))
@@ -91,6 +93,8 @@ class _Watch(TorchFunctionMode):
         self._uses: dict[str, list[int]] = {name: [] for name in names.values()}
         self._made: dict[int, int] = {}  # when a computed tensor was made
         self._used: dict[int, int] = {}  # when it was used last
+        self._used_around: dict[int, int] = {}  # when it was used last by code around the layers
+        self._given: frozenset[int] = frozenset()  # the computed arguments of the layer that runs
         self._alive: list[Any] = []  # an id is a tensor's for as long as the tensor lives
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -120,6 +124,8 @@ class _Watch(TorchFunctionMode):
                 computed = computed or isinstance(leaf, nn.Parameter)
             elif id(leaf) in self._made:
                 self._used[id(leaf)] = self._time
+                if id(leaf) not in self._given:
+                    self._used_around[id(leaf)] = self._time
                 computed = True
         return computed
 
@@ -130,16 +136,21 @@ class _Watch(TorchFunctionMode):
         travels = tuple(at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and id(leaf) in self._made)
         metas = tuple(Meta(tuple(leaves[at].shape), leaves[at].dtype, leaves[at].requires_grad) for at in travels)
         given = frozenset(id(leaves[at]) for at in travels)
+        self._used.update(dict.fromkeys(given, self._time))
+        self._given = given
         self._calls.append(Call(name, self._time, travels, metas, given))
+
+    def returned(self) -> None:
+        """A layer has run."""
+        self._given = frozenset()
 
     def result(self, output: Any) -> Trace:
         """What was seen, with the places where the model can be cut."""
         often = Counter(call.name for call in self._calls)
         for call in self._calls:
             around = sum(
-                1
+                made < call.time < (self._used_around if tensor in call.given else self._used).get(tensor, 0)
                 for tensor, made in self._made.items()
-                if made < call.time < self._used.get(tensor, 0) and tensor not in call.given
             )
             if often[call.name] > 1:
                 call.why_not = f"it is called {often[call.name]} times"
