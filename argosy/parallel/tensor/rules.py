@@ -2,27 +2,27 @@
 
 While a model computes, every function of torch that it calls with a DTensor passes here:
 - a plain tensor beside a DTensor is one that all ranks have, so it becomes a replicated one (a mask, a parameter);
-- a fused q, k and v, each of which is divided, is split where it lies, which DTensor's rule would gather first;
+- a fused q, k and v, each of which is divided, is taken apart where it lies (`fused.py`);
 - attention and cross-entropy are computed divided;
 - what DTensor has no rule for is computed from whole tensors, as one process does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
+from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from argosy.config import ConfigError
+from argosy.parallel.tensor import fused
 from argosy.parallel.tensor.attention import scaled_dot_product
-from argosy.parallel.tensor.crossing import REPLICATE, plain, unwrap, wrap
+from argosy.parallel.tensor.crossing import REPLICATE, plain, wrap
 from argosy.parallel.tensor.loss import cross_entropy
 from argosy.parallel.tensor.region import Region
 
@@ -32,14 +32,10 @@ class Rules(TorchFunctionMode):
 
     def __init__(self, region: Region) -> None:
         super().__init__()
-        self._region = region
+        self._region, self._warned = region, set[str]()
         self._special: dict[Any, Callable[..., Any]] = {
             F.cross_entropy: cross_entropy,
             F.scaled_dot_product_attention: lambda *args, **kwargs: scaled_dot_product(region, *args, **kwargs),
-            Tensor.split: self._split,
-            torch.split: self._split,
-            Tensor.chunk: self._chunk,
-            torch.chunk: self._chunk,
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -48,6 +44,10 @@ class Rules(TorchFunctionMode):
         kinds = _kinds(args) | (_kinds(kwargs.values()) if kwargs else 0)
         if not kinds & _DIVIDED:
             return func(*args, **kwargs)
+        if kinds & _FUSED:
+            if (given := fused.call(func, args, kwargs)) is not NotImplemented:
+                return given
+            args, kwargs = tree_map_only(DTensor, lambda each: self._gathered(func, each), (args, kwargs))
         if (special := self._special.get(func)) is not None:
             return special(*args, **kwargs)
         if kinds & _PLAIN:
@@ -69,21 +69,18 @@ class Rules(TorchFunctionMode):
             return tensor
         return wrap(tensor, self._region.mesh, REPLICATE)
 
-    def _split(self, tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> Any:
-        parts, sizes = _parts(tensor, dim), split_size_or_sections
-        if parts:
-            equal = tensor.shape[dim] // parts
-            if sizes == equal or (not isinstance(sizes, int) and list(sizes) == [equal] * parts):
-                return self._apart(tensor, parts, dim)
-        return torch.split(tensor, sizes if isinstance(sizes, int) else list(sizes), dim)
-
-    def _chunk(self, input: Tensor, chunks: int, dim: int = 0) -> Any:
-        return self._apart(input, chunks, dim) if chunks == _parts(input, dim) else torch.chunk(input, chunks, dim)
-
-    def _apart(self, tensor: Tensor, parts: int, dim: int) -> tuple[Tensor, ...]:
-        assert isinstance(tensor, DTensor)
-        placement = Shard(dim % tensor.dim())
-        return tuple(wrap(part, self._region.mesh, placement) for part in unwrap(tensor).chunk(parts, dim))
+    def _gathered(self, func: Any, tensor: DTensor) -> DTensor:
+        if not fused.is_fused(tensor):
+            return tensor
+        name = self._region.latest
+        if name not in self._warned:
+            self._warned.add(name)
+            warnings.warn(
+                f"{getattr(func, '__name__', func)} does not take the parts of {name} one by one, so they are gathered "
+                f"in each pass; if its heads come before q, k and v, say tensor_plan={name}:column",
+                stacklevel=4,
+            )
+        return tensor.redistribute(placements=(REPLICATE,))
 
     def _uneven(self, func: Any, args: Any) -> ConfigError:
         name, size = self._region.latest, self._region.size
@@ -97,7 +94,7 @@ class Rules(TorchFunctionMode):
         )
 
 
-_PLAIN, _DIVIDED = 1, 2
+_PLAIN, _DIVIDED, _FUSED = 1, 2, 4
 
 
 def _kinds(arguments: Any) -> int:
@@ -105,7 +102,7 @@ def _kinds(arguments: Any) -> int:
     kinds = 0
     for each in arguments:
         if isinstance(each, DTensor):
-            kinds |= _DIVIDED
+            kinds |= _DIVIDED | _FUSED if fused.is_fused(each) else _DIVIDED
         elif isinstance(each, Tensor):
             kinds |= _PLAIN
         elif isinstance(each, list | tuple):
@@ -121,11 +118,3 @@ def _changes(func: Any) -> bool:
         or (name.startswith("__i") and name != "__index__")
         or (name.endswith("_") and not name.endswith("__"))
     )
-
-
-def _parts(tensor: Tensor, dim: int) -> int:
-    """Into how many parts, each of them divided, a dimension falls; 0 if it does not."""
-    if not isinstance(tensor, DTensor) or not isinstance(tensor.placements[0], _StridedShard):
-        return 0
-    placement = tensor.placements[0]
-    return int(placement.split_factor) if placement.dim == dim % tensor.dim() else 0

@@ -1,0 +1,190 @@
+"""What a model's own code may do under tensor parallelism, and where its random numbers agree and differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import models
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from ranks import Place, run
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+
+from argosy.comm.backend import register_backend
+from argosy.config import ConfigError
+from argosy.parallel.tensor.apply import tensor_parallel
+from argosy.parallel.tensor.config import TensorConfig
+
+DEADLINE_SECONDS = 100
+
+pytestmark = pytest.mark.timeout(110)
+
+
+def joined(place: Place) -> DeviceMesh:
+    register_backend()
+    dist.init_process_group(
+        "argosy", store=place.store, rank=place.rank, world_size=place.size, timeout=timedelta(seconds=60)
+    )
+    return init_device_mesh("cpu", (place.size,), mesh_dim_names=("tensor",))
+
+
+def check(make: Callable[[], nn.Module], mesh: DeviceMesh, *inputs: Tensor, plan: str = "auto", **config: Any) -> None:
+    """Outputs and gradients are those of the undivided model, in training and not."""
+    torch.manual_seed(3)
+    alone = make()
+    torch.manual_seed(3)
+    model = make()
+    divided = tensor_parallel(model, mesh, TensorConfig(tensor_plan=plan, **config))
+    given = [each.clone().requires_grad_(each.is_floating_point()) for each in inputs]
+    wanted, got = alone(*given), model(*inputs)
+    assert type(got) is Tensor
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+    weights = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(4))
+    (wanted * weights).sum().backward()
+    (got * weights).sum().backward()
+    for (name, one), other in zip(alone.named_parameters(), model.parameters(), strict=True):
+        assert one.grad is not None
+        assert isinstance(other.grad, DTensor)
+        torch.testing.assert_close(
+            other.grad.full_tensor(), one.grad, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
+        )
+    divided.close()
+
+
+class Wrapped(nn.Module):
+    """Attention whose way from q, k and v to heads is given."""
+
+    def __init__(
+        self, heads: Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]], bias: bool = True, width: int = 16
+    ) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width, bias=bias), nn.Linear(width, width)
+        self.scale = nn.Parameter(torch.full((width,), 0.5))
+        self.heads = heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(self.qkv(self.norm(x)), 4)
+        mask = torch.tril(torch.ones(x.size(1), x.size(1), dtype=torch.bool))
+        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return x + self.scale * self.proj(seen.transpose(1, 2).flatten(2))
+
+
+def chunked(qkv: Tensor, heads: int) -> Any:
+    return tuple(each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in qkv.chunk(3, dim=-1))
+
+
+def viewed(qkv: Tensor, heads: int) -> Any:
+    batch, time, _ = qkv.shape
+    return qkv.reshape(batch, time, 3, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def interleaved(
+    qkv: Tensor, heads: int
+) -> Any:  # as GPT-NeoX: the heads outermost, so that a fused plan is the wrong one
+    batch, time, _ = qkv.shape
+    return qkv.view(batch, time, heads, -1).transpose(1, 2).chunk(3, dim=-1)
+
+
+class Odd(nn.Module):
+    """Code that knows nothing of being divided, and does what divided tensors are not made for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 24), nn.Linear(24, 16)
+        self.norm = nn.BatchNorm1d(24)
+        self.gate_up, self.out = nn.Linear(16, 64), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(self.up(x).transpose(1, 2)).transpose(1, 2)
+        hidden = hidden / hidden.pow(2).mean(-1, keepdim=True).add(1e-3).sqrt()  # across what is divided
+        ranked = hidden.sort(dim=-1).values.cumsum(-1) * 0.1
+        total = torch.zeros_like(x).add_(self.down(hidden + ranked))
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return total + self.out(F.silu(gate) * up) + torch.cat([hidden, hidden], -1)[..., 8:24]
+
+
+class Recomputed(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.block = models.Block(models.FusedAttention(16, 4, dropout), models.Mlp(16, dropout), 16)
+        self.again = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.block, x, use_reentrant=False) if self.again else self.block(x)
+
+
+def _own_code(place: Place) -> None:
+    mesh = joined(place)
+    x = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(0))
+    for heads in (chunked, viewed, interleaved):
+        check(lambda heads=heads: Wrapped(heads), mesh, x)
+    check(lambda: Wrapped(interleaved), mesh, x, plan="qkv:column")
+    check(lambda: Wrapped(chunked, bias=False), mesh, x, plan="qkv:column3,proj:replicate")
+    check(lambda: Wrapped(viewed), mesh, x, sequence_parallel=True)
+    check(Odd, mesh, x, plan="up:column,down:row,gate_up:column2,out:row")
+    check(Odd, mesh, x, plan="up:column,down:row", sequence_parallel=True)
+    check(lambda: Recomputed(0.0), mesh, x)
+    check(lambda: Recomputed(0.0), mesh, x, sequence_parallel=True)
+    with pytest.warns(UserWarning, match="a sequence of 5 does not divide by tensor=2"):
+        check(lambda: Wrapped(viewed), mesh, x[:, :5], sequence_parallel=True)
+    check(lambda: Wrapped(lambda qkv, _: chunked(qkv, 1)), mesh, x)  # a single head, which all ranks compute
+    three = Wrapped(lambda qkv, _: chunked(qkv, 3), width=12)
+    divided = tensor_parallel(three, mesh, TensorConfig())
+    with pytest.raises(ConfigError, match=r"qkv is divided among 2 ranks, and unflatten.* tensor_plan=qkv:replicate"):
+        three(x[..., :12])
+    divided.close()
+    dist.destroy_process_group()
+
+
+def test_a_models_own_code_computes_what_it_says() -> None:
+    run(_own_code, 2, deadline_seconds=DEADLINE_SECONDS)
+
+
+class Attention(nn.Module):
+    """`nn.MultiheadAttention`, called in one of its many ways."""
+
+    def __init__(self, call: Callable[[nn.Module, Tensor, Tensor], Any], **options: Any) -> None:
+        super().__init__()
+        self.attn, self.call = nn.MultiheadAttention(16, 4, **options), call
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        output, weights = self.call(self.attn, x, memory)
+        return output if weights is None else torch.cat([output.flatten(), weights.flatten()])
+
+
+def _multihead(place: Place) -> None:
+    mesh = joined(place)
+    generator = torch.Generator().manual_seed(0)
+    x, memory = torch.randn(5, 3, 16, generator=generator), torch.randn(7, 3, 16, generator=generator)
+    causal = nn.Transformer.generate_square_subsequent_mask(5)
+    hidden = torch.rand(3, 5, generator=generator) > 0.7
+    hidden[:, 0] = False
+    by_head = torch.rand(12, 5, 5, generator=generator)
+    ways: list[Callable[..., Any]] = [
+        lambda attn, x, _: attn(x, x, x),
+        lambda attn, x, _: attn(x, x, x, need_weights=False),
+        lambda attn, x, _: attn(x, x, x, attn_mask=causal, is_causal=True, need_weights=False),
+        lambda attn, x, _: attn(x, x, x, attn_mask=causal, key_padding_mask=hidden, average_attn_weights=False),
+        lambda attn, x, _: attn(x, x, x, attn_mask=by_head, key_padding_mask=hidden, need_weights=False),
+        lambda attn, x, memory: attn(x, memory, memory),
+        lambda attn, x, memory: attn(x[:, 0], memory[:, 0], memory[:, 0] * 2),
+    ]
+    for way in ways:
+        check(lambda way=way: Attention(way), mesh, x, memory)
+    check(lambda: Attention(ways[5], bias=False, batch_first=True), mesh, x.transpose(0, 1), memory.transpose(0, 1))
+    check(lambda: Attention(ways[0]), mesh, x, memory, plan="attn:replicate")
+    with pytest.raises(ConfigError, match="attn has 3 heads, which do not divide among 2 ranks"):
+        tensor_parallel(nn.ModuleDict({"attn": nn.MultiheadAttention(15, 3)}), mesh, TensorConfig())
+    dist.destroy_process_group()
+
+
+def test_multihead_attention_computes_the_same_in_all_its_ways() -> None:
+    run(_multihead, 2, deadline_seconds=DEADLINE_SECONDS)
