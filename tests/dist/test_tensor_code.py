@@ -188,3 +188,145 @@ def _multihead(place: Place) -> None:
 
 def test_multihead_attention_computes_the_same_in_all_its_ways() -> None:
     run(_multihead, 2, deadline_seconds=DEADLINE_SECONDS)
+
+
+class Logits(nn.Module):
+    """Divided logits of the shape that is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wte, self.head = nn.Embedding(12, 8), nn.Linear(8, 12)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.wte(ids))
+
+
+def losses(generator: torch.Generator) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+    weight, chances = torch.rand(12, generator=generator), torch.rand(3, 5, 12, generator=generator)
+
+    def by_hand(logits: Tensor, y: Tensor) -> Tensor:
+        return -F.log_softmax(logits, dim=-1).gather(-1, y[..., None]).mean() + logits.pow(2).mean() * 0.1
+
+    return {
+        "flat": lambda logits, y: F.cross_entropy(logits.view(-1, 12), y.view(-1)),
+        "module": lambda logits, y: nn.CrossEntropyLoss()(logits.flatten(0, 1), y.flatten()),
+        "ignored": lambda logits, y: F.cross_entropy(logits.view(-1, 12), y.view(-1), ignore_index=3),
+        "smoothed": lambda logits, y: F.cross_entropy(logits.view(-1, 12), y.view(-1), label_smoothing=0.1),
+        "summed": lambda logits, y: F.cross_entropy(logits.transpose(1, 2), y, reduction="sum"),
+        "each": lambda logits, y: F.cross_entropy(logits.transpose(1, 2), y, reduction="none").pow(2).mean(),
+        "shifted": lambda logits, y: F.cross_entropy(logits[:, :-1].reshape(-1, 12), y[:, 1:].reshape(-1)),
+        "weighted": lambda logits, y: F.cross_entropy(logits.view(-1, 12), y.view(-1), weight=weight),
+        "chances": lambda logits, _: F.cross_entropy(logits.view(-1, 12), chances.view(-1, 12)),
+        "by hand": by_hand,
+        "ranking": lambda logits, y: F.multi_margin_loss(logits.reshape(-1, 12), y.reshape(-1)),
+    }
+
+
+def _losses(place: Place) -> None:
+    mesh = joined(place)
+    generator = torch.Generator().manual_seed(0)
+    ids, y = (torch.randint(0, 12, (3, 5), generator=generator) for _ in range(2))
+    torch.manual_seed(3)
+    alone, model = Logits(), Logits()
+    model.load_state_dict(alone.state_dict())
+    divided = tensor_parallel(model, mesh, TensorConfig())
+    for name, loss_fn in losses(generator).items():
+        alone.zero_grad(), model.zero_grad()
+        wanted = loss_fn(alone(ids), y)
+        with divided.whole_step():
+            logits = model(ids)
+            loss = divided.whole(loss_fn(logits, y))
+        assert isinstance(logits, DTensor), name
+        assert logits.to_local().shape == (3, 5, 6), name
+        assert type(loss) is Tensor, name
+        torch.testing.assert_close(loss, wanted, msg=lambda m, n=name: f"{n}: {m}")
+        wanted.backward(), loss.backward()
+        for one, other in zip(alone.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(other.grad.full_tensor(), one.grad, msg=lambda m, n=name: f"{n}: {m}")
+    with divided.whole_step(), pytest.raises(IndexError, match="outside the 12 classes"):
+        F.cross_entropy(model(ids).view(-1, 12), y.view(-1) + 12)
+    with pytest.raises(IndexError, match="wte: an index is outside its 12 rows"):
+        model(ids + 12)
+    with torch.autocast("cpu", torch.bfloat16), divided.whole_step():
+        loss = F.cross_entropy(model(ids).view(-1, 12), y.view(-1))
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, F.cross_entropy(alone(ids).view(-1, 12), y.view(-1)), rtol=0.02, atol=0.02)
+    loss.backward()
+    dist.destroy_process_group()
+
+
+def test_losses_of_divided_logits_are_those_of_whole_ones() -> None:
+    run(_losses, 2, deadline_seconds=DEADLINE_SECONDS)
+
+
+class Dropouts(nn.Module):
+    """Dropout on a whole activation, and on a divided one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.inside, self.down, self.outside = (
+            nn.Linear(4, 512),
+            nn.Dropout(0.3),
+            nn.Linear(512, 4),
+            nn.Dropout(0.3),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.hidden = self.inside(self.up(x) * 0 + 1)
+        return self.outside(self.down(self.hidden) * 0 + 1)
+
+
+def _dropouts(place: Place) -> dict[str, Any]:
+    mesh = joined(place)
+    torch.manual_seed(place.rank)  # ranks that begin apart
+    model = Dropouts()
+    x = torch.ones(64, 4)
+    tensor_parallel(model, mesh, TensorConfig())
+    told = {"whole": model(x).detach(), "divided": model.hidden.to_local().detach()}
+    torch.manual_seed(7)
+    again = [(model(x).detach(), model.hidden.to_local().detach()) for _ in range(2)]
+    torch.manual_seed(7)
+    same = (model(x).detach(), model.hidden.to_local().detach())
+    assert all(torch.equal(one, other) for one, other in zip(again[0], same, strict=True))  # seeds rule
+    assert not any(torch.equal(one, other) for one, other in zip(*again, strict=True))  # and draws go on
+    for options in ({"dropout": 0.4, "batch_first": True}, {}):
+        attention: nn.Module = (
+            nn.ModuleDict({"a": nn.MultiheadAttention(16, 4, **options)})
+            if options
+            else models.FusedAttention(16, 4, 0.4)
+        )
+        tensor_parallel(attention, mesh, TensorConfig())
+        y = torch.ones(2, 8, 16)
+        output = attention["a"](y, y, y, need_weights=False)[0] if options else attention(y)
+        told["multihead" if options else "fused"] = output.detach()
+    again_model = Recomputed(0.3)
+    divided = tensor_parallel(again_model, mesh, TensorConfig())
+    gradients = []
+    for again_model.again in (True, False):
+        torch.manual_seed(5)
+        again_model.zero_grad()
+        again_model(torch.ones(2, 6, 16)).pow(2).sum().backward()
+        gradients.append([each.grad.to_local().clone() for each in again_model.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    divided.close()
+    told["state"] = torch.get_rng_state()
+    dist.destroy_process_group()
+    return {name: each.numpy() for name, each in told.items()}
+
+
+def test_random_numbers_agree_where_tensors_do_and_differ_where_they_are_divided() -> None:
+    first, second = (
+        {name: torch.from_numpy(each) for name, each in told.items()}
+        for told in run(_dropouts, 2, deadline_seconds=DEADLINE_SECONDS)
+    )
+    for name in ("whole", "multihead", "fused", "state"):
+        assert torch.equal(first[name], second[name]), name
+    assert not torch.equal(first["divided"], second["divided"])
+    for each in (first["divided"], second["divided"]):
+        kept = (each != 0).float().mean()
+        assert abs(kept - 0.7) < 0.02
+        assert torch.allclose(each[each != 0], torch.tensor(1 / 0.7))
+    agree = ((first["divided"] != 0) == (second["divided"] != 0)).float().mean()
+    assert abs(agree - (0.7**2 + 0.3**2)) < 0.02  # as of independent draws
+    assert abs((first["whole"] != 0).float().mean() - 0.7) < 0.1

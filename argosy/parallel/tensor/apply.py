@@ -39,17 +39,17 @@ class TensorParallel:
         self._region = Region(mesh, config.sequence_parallel)
         self._rules = Rules(self._region)
         self._computing, self._whole_steps = False, 0
-        self._replaced: list[nn.Module] = []
+        self._before: dict[nn.Module, Forward | None] = {}  # the forward that a module had of its own, if any
         self._flags: list[tuple[nn.Module, str, Any]] = []
         begin_together(mesh)
         place(plan, mesh)
         self._tracker = Tracker.installed(mesh)
         for name, style in plan.styles.items():
             module = model.get_submodule(name)
-            self._replace(module, self._forward(name, module, style))
+            self._replace(module, self._computes(self._forward(name, module, style)))
         self._avoid_native_paths()
         for module in self._containers():
-            self._replace(module, self._computes(module.forward, module is model))
+            self._replace(module, self._computes(module.forward, outermost=module is model))
 
     def lines(self) -> list[str]:
         """The plan for the user."""
@@ -74,13 +74,15 @@ class TensorParallel:
 
     def close(self) -> None:
         """Leave the model: its modules compute as they are written. Calling it twice is harmless."""
-        if not self._replaced:
+        if not self._before:
             return
-        for module in self._replaced:
+        for module, forward in self._before.items():
             module.__dict__.pop("forward", None)
+            if forward is not None:
+                object.__setattr__(module, "forward", forward)
         for module, name, value in self._flags:
             setattr(module, name, value)
-        self._replaced, self._flags = [], []
+        self._before, self._flags = {}, []
         self._tracker.remove()
 
     def _forward(self, name: str, module: nn.Module, style: Style) -> Forward:
@@ -101,17 +103,18 @@ class TensorParallel:
         return whole(owners, module.forward)
 
     def _replace(self, module: nn.Module, forward: Forward) -> None:
+        self._before.setdefault(module, module.__dict__.get("forward"))
         object.__setattr__(module, "forward", forward)
-        if module not in self._replaced:
-            self._replaced.append(module)
 
     def _containers(self) -> list[nn.Module]:
-        """The model and whatever in it holds divided modules: each may be what is computed again in backward."""
+        """The model and whatever in it holds divided modules."""
         divided = [name for name, style in self.plan.styles.items() if style.kind != "replicate"]
         names = {name.rsplit(".", level)[0] for name in divided for level in range(1, name.count(".") + 1)}
         return [self.model, *(module for name, module in self.model.named_modules() if name in names)]
 
-    def _computes(self, forward: Forward, outermost: bool) -> Forward:
+    def _computes(self, forward: Forward, *, outermost: bool = False) -> Forward:
+        """A forward by the rules. Each module's is one: each may be what is computed again in backward, by itself."""
+
         def replaced(*arguments: Any, **keywords: Any) -> Any:
             if self._computing:
                 return forward(*arguments, **keywords)

@@ -31,12 +31,13 @@ def place(plan: Plan, mesh: DeviceMesh) -> None:
             recurse = isinstance(module, nn.MultiheadAttention)
             for path, parameter in list(module.named_parameters(recurse=recurse, remove_duplicate=False)):
                 if id(parameter) not in made:
-                    dist.broadcast(parameter.data, first, group=group)
+                    if not parameter.is_meta:
+                        dist.broadcast(parameter.data, first, group=group)
                     made[id(parameter)] = _placed(parameter, mesh, style.placement(path))
                 owner, _, leaf = path.rpartition(".")
                 module.get_submodule(owner)._parameters[leaf] = made[id(parameter)]
         for buffer in plan.model.buffers():
-            if buffer.numel():
+            if buffer.numel() and not buffer.is_meta:
                 dist.broadcast(buffer, first, group=group)
 
 
