@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -133,3 +134,30 @@ class Waiting(nn.Module):
         if type(x) is Tensor:  # not when its shapes are followed
             time.sleep(self.seconds)
         return torch.tanh(self.linear(x))
+
+
+class _Slow(torch.autograd.Function):
+    """The same tensor; its backward takes a while."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        time.sleep(ctx.seconds)
+        return gradient, None
+
+
+class Slow(nn.Module):
+    """A layer whose forward, backward for inputs and backward for weights take the same time, however busy a host."""
+
+    def __init__(self, dim: int, seconds: float) -> None:
+        super().__init__()
+        self.weight, self.seconds = nn.Parameter(torch.eye(dim)), seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        if type(x) is Tensor:
+            time.sleep(self.seconds)
+        return F.linear(_Slow.apply(x, self.seconds), _Slow.apply(self.weight, self.seconds))

@@ -30,7 +30,7 @@ def cut_up(model: nn.Module, x: Any, cuts: list[str]) -> tuple[list[nn.Module], 
     cutting = Cutting(model, cuts)
     part = cut(x, None, 1)[0]
     parts = Parts.of(cutting.seen(part), cuts)
-    stages = [cutting.stage(parts, stage, part, alone=True) for stage in range(len(cuts) + 1)]
+    stages = [cutting.stages(parts, [stage], part)[0] for stage in range(len(cuts) + 1)]
     for stage in stages:
         stage.begin([part], None)
     return list(stages), cutting
@@ -254,7 +254,7 @@ def test_what_is_not_held_is_freed_and_keeps_its_name_nowhere() -> None:
     assert held == [name for name in whole if name.startswith("cells.1")]
     prune(optimizer, list(model.parameters()), {})
     assert sum(p.numel() for group in optimizer.param_groups for p in group["params"]) == sum(map(whole.get, held))
-    stage = cutting.stage(parts, 1, part, alone=True)
+    (stage,) = cutting.stages(parts, [1], part)
     stage.begin([part], None)
     assert stage(torch.randn(2, 3, 4)).shape == (2, 3, 4)
 

@@ -6,6 +6,7 @@ tells the others where to cut, so that all cut alike.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -104,14 +105,27 @@ class Cutting:
         parts = Parts.of(self.seen(part), chosen["cuts"])
         return parts, hold(self.model, self.ghost, parts.held_by(mine), fill, chosen["has_numbers"])
 
-    def stage(self, parts: Parts, stage: int, part: MicroBatch, alone: bool) -> StageModule:
-        """A stage as a module. If it is the worker's only one (`alone`), all that the model has left is in it."""
+    def stages(self, parts: Parts, mine: Sequence[int], part: MicroBatch) -> list[StageModule]:
+        """The stages of this worker as modules, in order. If it has one only, all that the model has left is in it."""
         seen = self.seen(part)
-        times = [0, *(seen.at(name).time for name in parts.cuts), float("inf")]
-        called = {call.name: None for call in seen.calls if times[stage] <= call.time < times[stage + 1]}
-        owned = [self.model] if alone else [self.layers[name] for name in called]
+        begins = [seen.at(name).time for name in parts.cuts]
+        owned: dict[int, list[nn.Module]] = {stage: [] for stage in mine}
+        if len(mine) == 1:
+            owned[mine[0]].append(self.model)
+        else:
+            called = {call.name: bisect.bisect_right(begins, call.time) for call in reversed(seen.calls)}
+            names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+            for name, layer in self.layers.items():
+                stage = called.get(name)
+                if stage not in owned:  # a layer of others that has a tied parameter of ours
+                    held = [parts.stages_of[names[id(parameter)]] for parameter in layer.parameters()]
+                    stage = next((each for holders in held for each in holders if each in owned), None)
+                if stage is not None:
+                    owned[stage].append(layer)
         travels = {name: seen.at(name).travels for name in parts.cuts}
-        return StageModule(self.model, owned, self.gate, self.ghost, parts.bounds(stage), travels)
+        return [
+            StageModule(self.model, owned[stage], self.gate, self.ghost, parts.bounds(stage), travels) for stage in mine
+        ]
 
     def crossing(self, cut: str | None, part: MicroBatch) -> tuple[Meta, ...]:
         """The shapes of what crosses a cut; nothing crosses the ends of the model."""

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
+from argosy.config import ConfigError
 from argosy.parallel.pipeline.bubble import Action, Meter, theory
 from argosy.parallel.pipeline.config import PipelineConfig
 from argosy.parallel.pipeline.cutting import Cutting
@@ -104,14 +106,14 @@ class Staged(ABC):
         self._parts, self._held = self._cutting.apply(
             chosen, part, self.stages, lambda tensor: self._world.broadcast(tensor, 0)
         )
-        alone = len(self.stages) == 1
-        self.stage_modules = [self._cutting.stage(self.parts, stage, part, alone) for stage in self.stages]
+        self.stage_modules = self._cutting.stages(self.parts, self.stages, part)
         self.micro_batches = count
         self._tell(chosen, part, samples_of(x))
         for optimizer in self._optimizers:
             prune(optimizer, list(self.model.parameters()), self._held.moved)
         if self._built is not None:
             self._built(self)
+        self._check_sharded()
         here = {name: tensor for name, tensor in self.model.named_parameters() if tensor.requires_grad}
         shared = self.parts.ties(self._workers.__getitem__, list(here))
         self._ties = Ties(self._links, {workers: [here[name] for name in names] for workers, names in shared.items()})
@@ -186,6 +188,19 @@ class Staged(ABC):
                 f"pipeline: {self._meter.measured:.0%} of the workers' time is idle, {self._theory:.0%} by theory "
                 f"(schedule={self._config.schedule}, {self.micro_batches} micro-batches)"
             )
+
+    def _check_sharded(self) -> None:
+        """Refuse what sharding has left out: each worker would train a copy of its own."""
+        if not any(isinstance(module, FSDPModule) for module in self.stage_modules):
+            return
+        covered = {id(parameter) for module in self.stage_modules for parameter in module.parameters()}
+        missing = [name for name, parameter in self.model.named_parameters() if id(parameter) not in covered]
+        if missing:
+            fix = (
+                f"with several stages on a worker, parameters are sharded by layers, and {', '.join(missing[:4])} "
+                f"belong to no layer or to two of them; put them into a module of their own, or use schedule=1f1b"
+            )
+            raise ConfigError("schedule", self._config.schedule, fix)
 
     def _tell(self, chosen: dict[str, Any], part: MicroBatch, samples: int) -> None:
         """Show how the model was cut. A worker is told by its number in the pipeline."""
