@@ -81,6 +81,7 @@ class Fleet:
         self._distributed: list[Any] = []
         self._counted: Position | None = None
         self._counting: Optimizer | None = None
+        self._steps_before = 0  # of the run that this one continues
         self._job, self._group, self._cursor = job, group, Cursor()
         self._models: list[nn.Module] = []
         self._optimizers: list[Optimizer] = []
@@ -277,7 +278,7 @@ class Fleet:
         """
         named, models = roles(parts), self._named_models(parts)
         self._training.synchronise()
-        number = self._meter.steps if step is None else step
+        number = self._steps_before + self._meter.steps if step is None else step
         alike = self.strategy.sync == "step"
         held = self._checkpoints.save(path, named, models, step=number, wait=wait, keep=keep, alike=alike)
         self._log.emit("save", path=str(path), step=number, parts=held, wait=wait)
@@ -306,7 +307,7 @@ class Fleet:
         named = roles(parts)
         step = self._checkpoints.load(path, named, self._named_models(parts))
         if step is not None:
-            self._meter.steps = step
+            self._steps_before = step - self._meter.steps
         self._log.emit("load", path=str(path), step=step, parts=list(named))
 
     def export(self, path: str | Path, model: nn.Module) -> None:

@@ -42,9 +42,10 @@ def load_parts(
     loading = Loading(opened, models)
 
     def prepare() -> dict[str, list[Any]]:
-        if random_of is not None:
+        keys = loading.prepare(parts)
+        if random_of is not None:  # the last to be handed over: what the parts do may draw numbers
             loading.prepare_random(random_of)
-        return loading.prepare(parts)
+        return keys
 
     keys = together(opened.group, prepare)
     together(opened.group, lambda: loading.check_left_over(keys))

@@ -1,0 +1,185 @@
+"""Models, optimizers and generators get back what a checkpoint keeps of them."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoint_harness import assert_same
+from torch import Tensor, nn
+
+from argosy.checkpoint.checkpoints import Checkpoints
+from argosy.checkpoint.errors import CheckpointError
+from argosy.checkpoint.optimizer import parameter_names
+from argosy.checkpoint.random_state import random_state, set_random_state
+from argosy.comm.group import SoloGroup
+
+
+class Remembers:
+    """A job whose strategy remembers a number."""
+
+    def __init__(self, number: int | None = None) -> None:
+        self.number = number
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.number is None else {"number": self.number}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.number = state.get("number")
+
+
+def keeper(number: int | None = None) -> Checkpoints:
+    return Checkpoints(SoloGroup(), SoloGroup, "", Remembers(number))
+
+
+def stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+
+
+def test_states_go_by_names_and_not_by_order(folder: Path) -> None:
+    one = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    first = torch.optim.Adam(one.parameters(), lr=0.3)
+    stepped(one, first)
+    keeper().save(folder, {"model": one, "optimizer": first}, [one], step=4)
+    other = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    second = torch.optim.Adam(reversed(list(other.parameters())), lr=0.1)
+    assert keeper().load(folder, {"model": other, "optimizer": second}, [other]) == 4
+    for ours, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        assert_same(first.state[ours], second.state[theirs])
+    assert second.param_groups[0]["lr"] == 0.3
+
+
+def test_parameters_of_several_models_and_of_none_have_names() -> None:
+    one, two, alone = nn.Linear(2, 2), nn.Linear(2, 2), nn.Parameter(torch.ones(1))
+    both = torch.optim.SGD([*one.parameters(), *two.parameters(), alone], lr=0.1)
+    names = parameter_names([one, two], both)
+    assert [names.get(id(p)) for p in both.param_groups[0]["params"]] == [
+        "weight",
+        "bias",
+        "model2/weight",
+        "model2/bias",
+        None,
+    ]
+    only = torch.optim.SGD(two.parameters(), lr=0.1)
+    assert sorted(parameter_names([one, two], only).values()) == ["bias", "weight"]
+
+
+def test_states_of_parameters_in_no_model_go_by_number(folder: Path) -> None:
+    def start() -> tuple[Tensor, torch.optim.Optimizer]:
+        parameter = nn.Parameter(torch.ones(3))
+        return parameter, torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+
+    (ours, first), (theirs, second) = start(), start()
+    ours.grad = torch.arange(3.0)
+    first.step()
+    keeper().save(folder, {"optimizer": first}, [], step=1)
+    keeper().load(folder, {"optimizer": second}, [])
+    assert_same(first.state[ours], second.state[theirs])
+    model = nn.Linear(1, 1)
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(CheckpointError, match=r"the checkpoint has no weight, bias of optimizer"):
+        keeper().load(folder, {"optimizer": other}, [model])
+
+
+def test_states_keep_their_type(folder: Path) -> None:
+    """torch would convert them to the parameter's."""
+    model = nn.Linear(4, 4).to(torch.bfloat16)
+    optimizer = torch.optim.Adam(model.parameters())
+    stepped(model, optimizer)
+    exact = torch.randn(4, 4)
+    optimizer.state[model.weight]["exp_avg"] = exact
+    keeper().save(folder, {"optimizer": optimizer}, [model], step=0)
+    again = torch.optim.Adam(model.parameters())
+    keeper().load(folder, {"optimizer": again}, [model])
+    assert_same(again.state[model.weight]["exp_avg"], exact)
+
+
+def test_groups_that_differ_are_named(folder: Path) -> None:
+    model = nn.Linear(2, 2)
+    keeper().save(folder, {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}, [model], step=0)
+    apart = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias]}], lr=0.1)
+    with pytest.raises(
+        CheckpointError, match=r"group 1 of the parameters differs: .* in one group with those of group 0"
+    ):
+        keeper().load(folder, {"optimizer": apart}, [model])
+    with pytest.raises(
+        CheckpointError, match=r"group 0 of the parameters differs: .*betas.* another kind of optimizer"
+    ):
+        keeper().load(folder, {"optimizer": torch.optim.Adam(model.parameters())}, [model])
+
+
+class Extra(nn.Module):
+    """A model with a state that is no tensor, and one whose shown tensor is not the one it holds."""
+
+    def __init__(self, words: list[str], scale: float) -> None:
+        super().__init__()
+        self.words, self.weight = words, nn.Parameter(torch.full((3,), scale))
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"words": self.words, "table": torch.arange(len(self.words))}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        assert_same(state["table"], torch.arange(len(state["words"])))
+        self.words = state["words"]
+
+
+def test_a_model_with_a_state_of_its_own_takes_it_back_its_own_way(folder: Path) -> None:
+    model, other = Extra(["a", "b"], 2.0), Extra(["c", "d"], 0.0)
+    keeper().save(folder, {"model": model}, [], step=0)
+    keeper().load(folder, {"model": other}, [])
+    assert other.words == ["a", "b"]
+    assert_same(model.weight, other.weight.detach())
+
+
+def test_types_are_converted_as_load_state_dict_does(folder: Path) -> None:
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2).double()
+    keeper().save(folder, {"model": model}, [], step=0)
+    keeper().load(folder, {"model": other}, [])
+    assert_same(other.weight.detach(), model.weight.detach().double())
+
+
+def numbers() -> list[float]:
+    return [
+        random.random(),
+        random.gauss(0, 1),
+        float(np.random.rand()),
+        float(np.random.randn()),
+        float(torch.rand(())),
+    ]
+
+
+def test_random_numbers_go_on() -> None:
+    numbers()
+    state = random_state()
+    expected = numbers()
+    numbers()
+    set_random_state(state)
+    assert numbers() == expected
+
+
+def test_what_goes_on_comes_back_with_an_optimizer_only(folder: Path) -> None:
+    model = nn.Linear(2, 2)
+    parts = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    keeper(5).save(folder, parts, [model], step=9)
+    expected = numbers()
+    before = numbers()
+    mine = Remembers(1)
+    loading = Checkpoints(SoloGroup(), SoloGroup, "", mine)
+    assert loading.load(folder, {"model": model}, [model]) is None
+    assert mine.number is None
+    assert numbers() != expected
+    assert loading.load(folder, parts, [model]) == 9
+    assert mine.number == 5
+    assert numbers() == expected
+    assert before != expected
+
+
+def test_a_part_that_is_not_there_is_named(folder: Path) -> None:
+    model = nn.Linear(2, 2)
+    keeper().save(folder, {"model": model}, [model], step=0)
+    with pytest.raises(CheckpointError, match="holds model, and no optimizer"):
+        keeper().load(folder, {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}, [model])
