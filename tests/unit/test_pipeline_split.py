@@ -10,8 +10,10 @@ import pytest
 import torch
 from pipeline_models import GPT, Convolutions, Masked, Skipping
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from argosy.config import ConfigError
+from argosy.optim.autocast import autocast_forward
 from argosy.parallel.pipeline.bubble import Action, in_line, theory
 from argosy.parallel.pipeline.config import PipelineConfig
 from argosy.parallel.pipeline.cost import counted, measured
@@ -98,6 +100,56 @@ def test_a_stage_runs_none_of_the_layers_before_it_and_none_behind_it() -> None:
     ran.clear()
     stages[1](*sent)
     assert ran == ["blocks.1"]
+
+
+class Checkpointed(Masked):
+    """Its blocks are computed again in backward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        start = x = self.first(x) * self.scale
+        mask = torch.ones(1)
+        for block in self.blocks:
+            x = checkpoint(block, x, start, mask, use_reentrant=False)
+        return self.last(x)
+
+
+def test_layers_may_be_checkpointed_wherever_a_stage_begins() -> None:
+    torch.manual_seed(0)
+    model = Checkpointed()
+    inputs = torch.randn(6, 8)
+    model(inputs).square().mean().backward()
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    cutting = Cutting(model, ["blocks.1"])
+    batch = cut(inputs, None, 3)
+    parts = Parts.of(cutting.seen(batch[0]), ["blocks.1"])
+    first, second = (cutting.stages(parts, [stage], batch[0])[0] for stage in (0, 1))
+    under_way = []
+    for number in range(3):  # all forward, then all backward: what each was sent must not be mixed up
+        for stage in (first, second):
+            stage.begin(batch, None)
+            stage.chunk = number
+        sent = first()
+        received = [tensor.detach().requires_grad_() for tensor in sent]
+        under_way.append((sent, received, second(*received)))
+    for sent, received, output in under_way:
+        (output.square().mean() / 3).backward()
+        torch.autograd.backward(sent, [tensor.grad for tensor in received])
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_shapes_are_followed_under_autocast(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+    autocast_forward(model, dtype)
+    x = torch.randn(4, 8)
+    expected = model(x)
+    stages, cutting = cut_up(model, x, ["1", "2"])
+    assert [meta.dtype for meta in cutting.crossing("2", cut(x, None, 1)[0])] == [dtype]
+    assert torch.equal(through(stages), expected)
+    assert expected.dtype == torch.float32
 
 
 def test_dropout_follows_train_and_eval() -> None:
@@ -287,6 +339,8 @@ def test_a_batch_is_cut_and_joined() -> None:
     ]
     assert all(part.kwargs["shared"] == 7 and part.kwargs["name"] == "x" for part in parts)
     assert torch.equal(joined([part.kwargs for part in parts], [2, 2, 1])["ids"], x["ids"])
+    with pytest.raises(TypeError, match="cuts targets with their samples, and a list has no tensor"):
+        cut(x, ["a", "b", "c", "d", "e"], 3)
     few = cut(torch.ones(1, 3), torch.ones(1), 3)
     assert [(part.samples, part.weight) for part in few] == [(1, 1.0), (1, 0.0), (1, 0.0)]
     none = cut(torch.ones(0, 3), torch.ones(0), 2)

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from argosy.parallel.pipeline.ghost import Ghost, is_ghostly
 
 _GATE: Final = "_pipeline_gate"
+_SENT: Final = "_pipeline_sent"
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -85,11 +86,9 @@ class Gate:
         name = self._names[id(module)]
         if self._run is not None:
             return self._run.layer(name, module, (args, kwargs), lambda *a, **k: call(module, *a, **k))
+        args, kwargs = substituted((args, kwargs))  # torch.utils.checkpoint calls a layer again in backward
         if is_ghostly((args, kwargs)):
-            raise RuntimeError(
-                f"layer {name} begins a stage of the pipeline and was called again in backward, by "
-                f"torch.utils.checkpoint around it, where what it was sent is not known; checkpoint inside of the layer"
-            )
+            raise RuntimeError(f"layer {name} was called outside of a step, with what this worker has not computed")
         return call(module, *args, **kwargs)
 
 
@@ -101,14 +100,14 @@ class StageRun(Run):
         ghost: Ghost,
         begin: str | None,
         end: str | None,
+        micro_batch: int,
         received: tuple[Tensor, ...],
         travels: Mapping[str, tuple[int, ...]],
     ) -> None:
-        self._ghost, self._begin, self._end = ghost, begin, end
+        self._ghost, self._begin, self._end, self._micro_batch = ghost, begin, end, micro_batch
         self._received, self._travels = received, travels
         self._inside = begin is None
-        self._turn = 0
-        self._real: dict[int, tuple[Any, Tensor]] = {}  # by the id of a ghostly tensor: itself, and what was received
+        self._skipped = 0
 
     def layer(self, name: str, module: nn.Module, arguments: Arguments, call: Callable[..., Any]) -> Any:
         """Skip a layer before the stage; run those of the stage; leave at the first one behind it."""
@@ -116,20 +115,31 @@ class StageRun(Run):
             self._inside = True
             leaves = pytree.tree_leaves(arguments)
             for at, tensor in zip(self._travels[name], self._received, strict=True):
-                self._real[id(leaves[at])] = leaves[at], writable(tensor)
+                setattr(leaves[at], _SENT, writable(tensor))
         args, kwargs = arguments
         if not self._inside:
-            self._turn += 1
+            self._skipped += 1
+            turn = (self._begin, self._micro_batch, self._skipped)
             given = not any(True for _ in self._ghost.module.get_submodule(name).parameters())
             if given and not is_ghostly(arguments):
                 return call(*args, **kwargs)  # made from the inputs alone, such as a mask
-            return self._ghost.output(name, self._turn, args, kwargs, module.training)
-        if self._real:  # the forward may hand what was received to several layers
-            args, kwargs = pytree.tree_map(lambda leaf: self._real.get(id(leaf), (leaf, leaf))[1], arguments)
+            return self._ghost.output(name, turn, args, kwargs, module.training)
+        if self._begin is not None:
+            args, kwargs = substituted(arguments)
         if name == self._end:
             leaves = pytree.tree_leaves((args, kwargs))
             raise Stop(tuple(leaves[at].contiguous() for at in self._travels[name]))
         return call(*args, **kwargs)
+
+
+def substituted(arguments: Arguments) -> Arguments:
+    """The arguments of a call, with what was received in the place of ghostly tensors.
+
+    It is kept by the ghostly tensor itself: the forward may hand that to several layers, and `torch.utils.checkpoint`
+    keeps it for backward.
+    """
+    args, kwargs = pytree.tree_map(lambda leaf: getattr(leaf, _SENT, leaf), arguments)
+    return args, kwargs
 
 
 def writable(tensor: Tensor) -> Tensor:

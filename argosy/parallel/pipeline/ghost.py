@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
+_OUTPUTS_KEPT = 1 << 14
+
 
 class Ghost:
     """The model of shapes. `module` has the same names as the model."""
@@ -41,13 +43,17 @@ class Ghost:
 
         return pytree.tree_map(shape, value)
 
-    def output(self, name: str, turn: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool) -> Any:
+    def output(
+        self, name: str, turn: Hashable, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool
+    ) -> Any:
         """What a layer returns, in shapes. It is computed once for arguments of the same shapes.
 
-        `turn` tells the calls of a forward pass apart: what two calls return must be two tensors, even of one layer.
+        `turn` tells calls apart whose outputs are around at the same time: they must not be the same tensors.
         """
         key = (name, turn, training, signature((args, dict(kwargs))))
         if key not in self._outputs:
+            if len(self._outputs) >= _OUTPUTS_KEPT:
+                self._outputs.clear()
             layer = self.module.get_submodule(name).train(training)
             with self.mode, torch.no_grad():
                 self._outputs[key] = layer(*self.shapes(args), **self.shapes(dict(kwargs)))

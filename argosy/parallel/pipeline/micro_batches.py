@@ -47,6 +47,8 @@ def cut(x: Any, y: Any, count: int) -> list[MicroBatch]:
     [(3, 0.6), (2, 0.4)]
     """
     samples = samples_of(x)
+    if y is not None and not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(y)):
+        raise TypeError(f"a pipeline cuts targets with their samples, and a {type(y).__name__} has no tensor to be cut")
     sizes = [samples // count + (number < samples % count) for number in range(count)]
     parts, begin = [], 0
     for size in sizes:

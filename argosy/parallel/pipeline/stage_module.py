@@ -58,7 +58,7 @@ class StageModule(nn.Module):
     def forward(self, *received: Tensor) -> Any:
         """Run the model's forward from the beginning of this stage to its end."""
         part = self._batch[self.chunk]
-        run = StageRun(self._ghost, *self._bounds, received, self._travels)
+        run = StageRun(self._ghost, *self._bounds, self.chunk, received, self._travels)
         try:
             with self._gate.open(run):
                 output = self._whole[0](*part.args, **part.kwargs)
