@@ -7,6 +7,7 @@ that share memory, such as tied weights, are written once, under the first of th
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,8 @@ def export(path: str | Path, model: nn.Module, group: Group) -> None:
     held: dict[str, Pieces] = {}
 
     def take() -> Any:
+        if re.match(r"[a-z][a-z0-9+]+:/", str(path)):
+            raise CheckpointError(f"{path} is a URL; a model is exported to a path of the first worker's")
         seen: dict[Any, str] = {}
         for name, value in model.state_dict().items():
             if not isinstance(value, Tensor):

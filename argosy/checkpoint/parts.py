@@ -80,7 +80,8 @@ class Loading:
 
     def prepare_random(self, rank: int) -> None:
         """Ask for the random numbers of a rank, if it was there."""
-        form = tree.entries(self._opened.manifest.parts["random"]).get(rank)
+        stored = self._opened.manifest.parts.get("random", {"dict": []})
+        form = tree.entries(stored).get(rank)
         if form is not None:
             state = self._value(form, None, "random")
             self._after.append(lambda: set_random_state(state))

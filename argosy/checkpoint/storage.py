@@ -8,6 +8,7 @@ that folder is renamed, and its parent synced. One that is replaced is moved awa
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final, cast
 
+from argosy.checkpoint.errors import CheckpointError
 from argosy.checkpoint.shard import Sink, Source
 
 MANIFEST: Final = "manifest.json"
@@ -187,6 +189,8 @@ def storage_at(path: str | Path) -> Storage:
         from argosy.checkpoint.remote import Remote
 
         return Remote(text)
+    if isinstance(path, Path) and re.match(r"[a-z][a-z0-9+]+:/", text):
+        raise CheckpointError(f"{text} was a URL before it became a Path; give it as text")
     return Folder(Path(path))
 
 

@@ -162,9 +162,10 @@ def test_a_path_that_cannot_hold_a_checkpoint_is_named(folder: Path) -> None:
         ("net", {"step": -1}, "step=-1: expected"),
         ("net", {"keep": 0}, "keep=0: expected"),
         ("nosuch://net", {}, "nosuch://net cannot be reached"),
+        (Path("s3://net"), {}, "give it as text"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(tmp_path: Path, name: str, options: Any, said: str) -> None:
+def test_arguments_that_make_no_sense_are_refused(tmp_path: Path, name: str | Path, options: Any, said: str) -> None:
     with pytest.raises(CheckpointError, match=said):
         write(name, OLD, **options)
     assert list(tmp_path.iterdir()) == []

@@ -205,6 +205,8 @@ def test_a_model_is_exported_whole(tmp_path: Path) -> None:
     loaded = load_file(path)
     assert_same(loaded, {"count": model.count, "embed.weight": model.embed.weight.detach()})
     assert [each.name for each in path.parent.iterdir()] == ["net.safetensors"]
+    with pytest.raises(CheckpointError, match="s3://net is a URL"):
+        export("s3://net", model, SoloGroup())
     (tmp_path / "file").write_text("")
     errors = on_all_workers(lambda group: export(tmp_path / "file" / "net", model, group))
     assert all("could not be written" in str(error) for error in errors), errors
