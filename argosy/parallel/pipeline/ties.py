@@ -42,6 +42,18 @@ class Ties:
                     gradient.copy_(summed.view_as(gradient))
 
 
+def make_one(tensors: Sequence[Tensor], workers: tuple[int, ...], links: Links) -> None:
+    """Replace tensors on these workers by their mean, or by the first worker's if they are not of floating point."""
+    for tensor in tensors:
+        flat = tensor.detach().flatten().clone()
+        if not flat.is_floating_point() and links.rank != workers[0]:
+            flat.zero_()
+        _sum_among(flat, workers, links)
+        if flat.is_floating_point():
+            flat /= len(workers)
+        tensor.detach().copy_(flat.view_as(tensor))
+
+
 def _gradient(parameter: nn.Parameter) -> Tensor:
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree as pytree
 
 from argosy.comm.engine import EngineGroup
@@ -23,6 +24,7 @@ from argosy.parallel.pipeline.links import EngineLinks
 from argosy.parallel.pipeline.micro_batches import MicroBatch
 from argosy.parallel.pipeline.stage_module import LossFunction
 from argosy.parallel.pipeline.staged import Staged
+from argosy.parallel.pipeline.ties import make_one
 from argosy.parallel.pipeline.turn_run import TurnRun
 from argosy.parallel.pipeline.turn_schedule import places, turn_programs
 
@@ -58,11 +60,32 @@ class UnevenPipeline(Staged):
 
     def step(self, x: Any, y: Any, loss_fn: LossFunction, scale: float = 1.0) -> Tensor:
         """As in any pipeline; the batch goes to the stage's device."""
-        return super().step(self._here(x), self._here(y), loss_fn, scale)
+        x, y = self._here(x), self._here(y)
+        self.build(x)
+        before = self._versions()
+        loss = super().step(x, y, loss_fn, scale)
+        self._share_buffers(before)
+        return loss
 
     def forward(self, x: Any) -> Any:
         """As in any pipeline; the batch goes to the stage's device, where the output is."""
         return super().forward(self._here(x))
+
+    def _versions(self) -> dict[str, tuple[int, int]]:
+        """What of the buffers tells whether they were changed."""
+        return {name: (id(buffer), buffer._version) for name, buffer in self.model.named_buffers()}
+
+    def _share_buffers(self, before: dict[str, tuple[int, int]]) -> None:
+        """Make buffers that the stage has changed (statistics of batch norm) the same on all of its workers."""
+        workers, now = self._workers[self.stages[0]], self._versions()
+        if len(workers) == 1:
+            return
+        learning = [layer for layer in self.model.modules() if isinstance(layer, _NormBase) and layer.training]
+        running = {id(value) for layer in learning for value in (layer.running_mean, layer.running_var)}
+        mine = {name for name, stages in self.parts.stages_of.items() if stages == (self.stages[0],)}
+        # Running statistics change without a new version.
+        changed = [name for name in now if name in mine and (now[name] != before.get(name) or now[name][0] in running)]
+        make_one([self.model.get_buffer(name) for name in changed], workers, self._links)
 
     def _here(self, value: Any) -> Any:
         if self._device is None:
