@@ -136,6 +136,12 @@ def _own_code(place: Place) -> None:
     with pytest.warns(UserWarning, match="a sequence of 5 does not divide by tensor=2"):
         check(lambda: Wrapped(viewed), mesh, x[:, :5], sequence_parallel=True)
     check(lambda: Wrapped(lambda qkv, _: chunked(qkv, 1)), mesh, x)  # a single head, which all ranks compute
+    check(lambda: Wrapped(lambda qkv, heads: chunked(qkv.clamp_(-1, 1).cumsum(-1) * 0.1, heads)), mesh, x)
+    in_place = Wrapped(lambda qkv, heads: chunked(qkv.cumsum_(-1), heads))
+    divided = tensor_parallel(in_place, mesh, TensorConfig())
+    with pytest.raises(RuntimeError, match="cumsum_ changes the output of a fused layer in place"):
+        in_place(x)
+    divided.close()
     three = Wrapped(lambda qkv, _: chunked(qkv, 3), width=12)
     divided = tensor_parallel(three, mesh, TensorConfig())
     with pytest.raises(ConfigError, match=r"qkv is divided among 2 ranks, and unflatten.* tensor_plan=qkv:replicate"):
@@ -201,6 +207,21 @@ class Logits(nn.Module):
         return self.head(self.wte(ids))
 
 
+class WithLoss(nn.Module):
+    """A model that computes its own loss, as nanoGPT does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = Logits()
+
+    def forward(self, ids: Tensor, y: Tensor) -> dict[str, Tensor]:
+        logits = self.logits(ids)
+        return {
+            "logits": logits,
+            "loss": F.cross_entropy(logits.view(-1, logits.size(-1)), y.view(-1), ignore_index=-1),
+        }
+
+
 def losses(generator: torch.Generator) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     weight, chances = torch.rand(12, generator=generator), torch.rand(3, 5, 12, generator=generator)
 
@@ -247,6 +268,14 @@ def _losses(place: Place) -> None:
         F.cross_entropy(model(ids).view(-1, 12), y.view(-1) + 12)
     with pytest.raises(IndexError, match="wte: an index is outside its 12 rows"):
         model(ids + 12)
+    told = WithLoss()
+    told.logits.load_state_dict(alone.state_dict())
+    tensor_parallel(told, mesh, TensorConfig())
+    output = told(ids, y)
+    assert {type(each) for each in output.values()} == {Tensor}
+    torch.testing.assert_close(output["logits"], alone(ids))
+    torch.testing.assert_close(output["loss"], F.cross_entropy(alone(ids).view(-1, 12), y.view(-1)))
+    output["loss"].backward()
     with torch.autocast("cpu", torch.bfloat16), divided.whole_step():
         loss = F.cross_entropy(model(ids).view(-1, 12), y.view(-1))
     assert loss.dtype == torch.float32

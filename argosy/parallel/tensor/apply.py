@@ -38,12 +38,12 @@ class TensorParallel:
         self.model, self.mesh, self.plan = model, mesh, plan
         self._region = Region(mesh, config.sequence_parallel)
         self._rules = Rules(self._region)
-        self._computing, self._whole_steps = False, 0
+        self._computing = False
         self._before: dict[nn.Module, Forward | None] = {}  # the forward that a module had of its own, if any
         self._flags: list[tuple[nn.Module, str, Any]] = []
         begin_together(mesh)
         place(plan, mesh)
-        self._tracker = Tracker.installed(mesh)
+        self._tracker = Tracker.installed(mesh) if mesh.device_type == "cpu" else None
         for name, style in plan.styles.items():
             module = model.get_submodule(name)
             self._replace(module, self._computes(self._forward(name, module, style)))
@@ -61,12 +61,8 @@ class TensorParallel:
 
         Cross-entropy gives a plain tensor; of any other loss `whole(loss)` makes one.
         """
-        self._whole_steps += 1
-        try:
-            with self._rules:
-                yield
-        finally:
-            self._whole_steps -= 1
+        with self._by_the_rules():
+            yield
 
     def whole(self, output: Any) -> Any:
         """An output or a loss, as plain tensors."""
@@ -83,7 +79,8 @@ class TensorParallel:
         for module, name, value in self._flags:
             setattr(module, name, value)
         self._before, self._flags = {}, []
-        self._tracker.remove()
+        if self._tracker is not None:
+            self._tracker.remove()
 
     def _forward(self, name: str, module: nn.Module, style: Style) -> Forward:
         region = self._region
@@ -118,16 +115,24 @@ class TensorParallel:
         def replaced(*arguments: Any, **keywords: Any) -> Any:
             if self._computing:
                 return forward(*arguments, **keywords)
-            self._computing = True
-            try:
-                with self._rules:
-                    output = forward(*arguments, **keywords)
-                    return self.whole(output) if outermost and not self._whole_steps else output
-            finally:
-                self._computing = False
-                self._region.forget()
+            with self._by_the_rules():
+                output = forward(*arguments, **keywords)
+                return self.whole(output) if outermost else output
 
         return replaced
+
+    @contextmanager
+    def _by_the_rules(self) -> Iterator[None]:
+        if self._computing:
+            yield
+            return
+        self._computing = True
+        try:
+            with self._rules:
+                yield
+        finally:
+            self._computing = False
+            self._region.forget()
 
     def _avoid_native_paths(self) -> None:
         """torch's encoder layers have paths, when they evaluate, that read parameters past their modules."""

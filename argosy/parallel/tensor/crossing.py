@@ -6,6 +6,7 @@ these know that the mesh has one dimension and that shards are equal, which make
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ REPLICATE, PARTIAL = Replicate(), Partial()
 
 def shard_dim(placement: Placement) -> int | None:
     """The dimension that a placement divides, if it divides one."""
-    return placement.dim if isinstance(placement, Shard | _StridedShard) else None
+    return placement.dim if type(placement) in (Shard, _StridedShard) else None  # type: ignore[attr-defined]
 
 
 def spec_of(local: Tensor, mesh: DeviceMesh, placement: Placement) -> DTensorSpec:
@@ -73,13 +74,18 @@ class _Wrap(Function):
 class _Unwrap(Function):
     @staticmethod
     def forward(ctx: Any, tensor: DTensor, gradient: Placement | None) -> Tensor:
-        ctx.mesh, ctx.placement = tensor.device_mesh, gradient or tensor.placements[0]
-        return tensor._local_tensor.view_as(tensor._local_tensor)
+        local = tensor._local_tensor
+        ctx.spec, ctx.placement = tensor._spec, gradient or tensor._spec.placements[0]
+        ctx.alike = (local.stride(), local.dtype) if gradient is None else None
+        return local.view_as(local)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[DTensor, None]:
-        return DTensor(gradient, spec_of(gradient, ctx.mesh, ctx.placement), requires_grad=False), None
+        # Most gradients lie as their tensors do. Each has a spec of its own, as in torch; copying one is cheaper.
+        alike = ctx.alike == (gradient.stride(), gradient.dtype)
+        spec = copy.copy(ctx.spec) if alike else spec_of(gradient, ctx.spec.mesh, ctx.placement)
+        return DTensor(gradient, spec, requires_grad=False), None
 
 
 class SumForward(Function):

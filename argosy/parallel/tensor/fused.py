@@ -16,23 +16,43 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from argosy.parallel.tensor.crossing import unwrap, wrap
 
-_ASKING = frozenset({"__get__", "size", "dim", "numel", "is_floating_point", "__len__", "ndimension"})
-_ALIKE = frozenset({"contiguous", "clamp", "clamp_", "float", "bfloat16", "half", "to", "clone", "detach"})
+_ASKING = frozenset(
+    {"__get__", "__set__", "__delete__", "size", "dim", "numel", "is_floating_point", "__len__", "ndimension"}
+)
+_ALIKE = frozenset(
+    {"contiguous", "clamp", "float", "bfloat16", "half", "to", "clone", "detach"}
+    | {"requires_grad_", "detach_", "copy_", "zero_", "fill_", "clamp_", "add_", "sub_", "mul_", "div_"}
+)
 
 
 def is_fused(tensor: object) -> bool:
     """Whether it has several parts, each of them divided."""
-    return isinstance(tensor, DTensor) and isinstance(tensor.placements[0], _StridedShard)
+    return isinstance(tensor, DTensor) and type(tensor._spec.placements[0]) is _StridedShard
+
+
+def changes(func: Any) -> bool:
+    """Whether a function changes its first argument."""
+    name = getattr(func, "__name__", "")
+    return (
+        name == "__setitem__"
+        or (name.startswith("__i") and name != "__index__")
+        or (name.endswith("_") and not name.endswith("__"))
+    )
 
 
 def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What a function of torch gives for a fused tensor, if it can be told without gathering; else NotImplemented."""
     name = getattr(func, "__name__", "")
-    if not args or not is_fused(args[0]) or any(is_fused(each) for each in args[1:]):
+    if not args or not is_fused(args[0]):
         return NotImplemented
     tensor: DTensor = args[0]
     if name in _ASKING or name in _ALIKE:
         return func(*args, **kwargs)
+    if changes(func):  # gathering would change a copy
+        raise RuntimeError(
+            f"{name} changes the output of a fused layer in place, which is not known to be right while it is divided; "
+            f"write it so that it gives a new tensor, or say tensor_plan=...:replicate for the layer"
+        )
     if name == "split":
         return _split(tensor, *args[1:], **kwargs)
     if name == "chunk":

@@ -26,8 +26,14 @@ _ODD = 0x9E3779B9  # its multiples differ modulo 2^32, and a CPU generator takes
 def begin_together(mesh: DeviceMesh) -> None:
     """Give the ranks of an axis the generator state of its first."""
     group = mesh.get_group()
+    first = dist.get_global_rank(group, 0)
+    if mesh.device_type != "cpu":
+        seed = torch.tensor([torch.initial_seed() % (1 << 62)], device=mesh.device_type)
+        dist.broadcast(seed, first, group=group)
+        torch.manual_seed(int(seed))
+        return
     state = torch.get_rng_state()
-    dist.broadcast(state, dist.get_global_rank(group, 0), group=group)
+    dist.broadcast(state, first, group=group)
     torch.set_rng_state(state)
 
 
@@ -35,6 +41,11 @@ def begin_together(mesh: DeviceMesh) -> None:
 def apart(rank: int, generator: torch.Generator | None = None) -> Iterator[None]:
     """Numbers drawn in this block are the rank's own. All ranks enter it."""
     common = int(torch.randint(1 << 32, (), generator=generator))
+    if torch.cuda.is_available():
+        with torch.random.fork_rng([torch.cuda.current_device()]):
+            torch.manual_seed((common + rank * _ODD) % (1 << 32))
+            yield
+        return
     state = torch.get_rng_state()
     torch.default_generator.manual_seed((common + rank * _ODD) % (1 << 32))
     try:
@@ -44,7 +55,7 @@ def apart(rank: int, generator: torch.Generator | None = None) -> Iterator[None]
 
 
 class Tracker(_random._RNGStateTracker):
-    """What DTensor asks before it draws. It is process-wide, so that models on one axis share it."""
+    """What DTensor asks before it draws on CPUs. It is process-wide, so that models on one axis share it."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self._mesh, self._users, self._before = mesh, 0, _random._rng_tracker

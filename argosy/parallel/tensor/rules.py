@@ -52,7 +52,7 @@ class Rules(TorchFunctionMode):
             return special(*args, **kwargs)
         if kinds & _PLAIN:
             # A plain tensor that is changed in place cannot become another one: it takes whole values.
-            change = plain if _changes(func) and not isinstance(args[0], DTensor) else self._lift
+            change = plain if fused.changes(func) and not isinstance(args[0], DTensor) else self._lift
             args, kwargs = tree_map_only(Tensor, change, (args, kwargs))
         try:
             return func(*args, **kwargs)
@@ -108,13 +108,3 @@ def _kinds(arguments: Any) -> int:
         elif isinstance(each, list | tuple):
             kinds |= _kinds(each)
     return kinds
-
-
-def _changes(func: Any) -> bool:
-    """Whether a function changes its first argument."""
-    name = getattr(func, "__name__", "")
-    return (
-        name == "__setitem__"
-        or (name.startswith("__i") and name != "__index__")
-        or (name.endswith("_") and not name.endswith("__"))
-    )
