@@ -185,7 +185,23 @@ class Fleet:
                 f"{len(self._optimizers)} optimizers; write the step out with backward() and optimizer.step()"
             )
         (model,), (optimizer,) = self._models, self._optimizers
-        return self._training.step(optimizer, lambda: loss_fn(_call(model, x), y), clip_norm)
+        return self._training.step(model, optimizer, x, y, loss_fn, clip_norm)
+
+    def forward(self, x: Any) -> Any:
+        """The model's output for this worker's samples, without gradients: to evaluate it, in every mode.
+
+        It is the model that was distributed last; `x` is as for `step`. All workers call it: under pipeline parallelism
+        it is the one way to evaluate, and elsewhere the same as calling the model.
+
+        >>> import tempfile, torch, argosy
+        >>> fleet = argosy.init(run_folder=tempfile.mkdtemp())
+        >>> model = fleet.distribute(torch.nn.Linear(4, 1))
+        >>> fleet.forward(torch.ones(2, 4)).shape
+        torch.Size([2, 1])
+        """
+        if len(self._models) != 1:
+            raise RuntimeError(f"fleet.forward runs one model, and distribute() got {len(self._models)}")
+        return self._training.forward(self._models[0], x)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes in this block add gradients up on each worker; the next one outside reduces them.
@@ -415,9 +431,3 @@ def _shared_folder(job: Job, group: Group, given: str | Path | None) -> Path:
     if group.rank == 0:
         mine = str((Path(given) if given is not None else new_run_folder(sys.argv[0])).absolute()).encode()
     return Path(group.broadcast_bytes(mine).decode())
-
-
-def _call(model: nn.Module, x: Any) -> Any:
-    if isinstance(x, dict):
-        return model(**x)
-    return model(*x) if isinstance(x, (tuple, list)) else model(x)

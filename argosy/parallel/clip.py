@@ -6,7 +6,8 @@ them is the square of the norm: across shards, layers' parts and stages alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,13 @@ from argosy.comm.group import Group
 
 
 @torch.no_grad()
-def clip_by_global_norm(parameters: Iterable[nn.Parameter], most: float, group: Group, holders: int) -> float:
+def clip_by_global_norm(
+    parameters: Iterable[nn.Parameter], most: float, group: Group, holders: int, counted: Container[int] | None = None
+) -> float:
     """Scale gradients down so that the norm of all of them together is at most `most`; the norm that they had.
 
-    `holders`: how many workers hold each parameter, in parts or whole. `parameters` has each tied weight once in the
-    whole group.
+    `holders`: how many workers hold each parameter, in parts or whole. `counted` has the ids of the parameters that are
+    in the norm by this worker, if others have some of them too; by default all are.
 
     >>> from argosy.comm.group import SoloGroup
     >>> parameter = nn.Parameter(torch.zeros(2))
@@ -32,8 +35,10 @@ def clip_by_global_norm(parameters: Iterable[nn.Parameter], most: float, group: 
     """
     if not most > 0:
         raise ValueError(f"clip_norm={most}: the norm that gradients are clipped to is more than 0")
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    squares = sum((_square(_local(gradient)) * _copies(gradient, holders) for gradient in gradients), 0.0)
+    trained = [parameter for parameter in parameters if parameter.grad is not None]
+    gradients = [cast(Tensor, parameter.grad) for parameter in trained]
+    parts = [cast(Tensor, each.grad) for each in trained if counted is None or id(each) in counted]
+    squares = sum((_square(_local(part)) * _copies(part, holders) for part in parts), 0.0)
     total = torch.tensor([squares], dtype=torch.float64)
     group.all_reduce(total)
     norm = float(total.sqrt())

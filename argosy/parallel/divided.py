@@ -9,10 +9,6 @@ DTensors, so clipping and optimizers see whole numbers and hold parts.
 torch takes the plain mean over workers. A script's loss is a mean over its batch, so what is due is the mean weighted
 by samples (see [Note: weighted by samples]). Everything behind the model's output is linear in the gradient that enters
 there: multiplied by this worker's samples over the mean of all workers', it makes every gradient come out so.
-
-[Note: sums of several batches]
-With `accumulate=k` each batch's gradients are reduced at once, into the worker's own part, and put aside until the
-batch that closes the step: whole gradients would not fit, if sharding was needed.
 """
 
 from __future__ import annotations
@@ -28,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from argosy.comm.group import Group
 from argosy.data.cursor import Cursor
+from argosy.parallel.aside import Aside
 from argosy.parallel.buffers import Buffers, average
 from argosy.parallel.meeting import Meeting
 from argosy.parallel.nothing import tolerate_empty_batches
@@ -45,8 +42,7 @@ class Divided(Member):
         self._group, self._cursor, self._readers, self._passes = group, cursor, readers, passes
         self._meeting = Meeting(group, cursor, number)
         self._buffers = Buffers(model)
-        self._aside: dict[nn.Parameter, Tensor] = {}  # gradients of a step that is not closed
-        self._begun: tuple[int, int] | None = None
+        self._aside = Aside(model, cursor)
         self._quiet = False
         passes.join(self)
         self._hooks: list[RemovableHandle] = [
@@ -85,21 +81,15 @@ class Divided(Member):
     def _entered(self, gradient: Tensor) -> Tensor | None:
         """A backward pass reaches the model's output; see [Note: weighted at the output]."""
         if not self._quiet and self._passes.reach(self, self._cursor.closes):
-            self._begin()
+            self._aside.begin()
         weight = self._cursor.share(self._readers) * self._readers
         if weight == 1:
             return None
         return gradient * weight if weight else gradient.new_zeros(gradient.shape)
 
-    def _begin(self) -> None:
-        at = self._cursor.at
-        if at is not None and at.opens and self._begun != (at.epoch, at.step):
-            self._aside.clear()  # a step that was broken off
-        self._begun = (at.epoch, at.step) if at is not None else None
-
     def aborted(self) -> None:
         """Forget the gradients of a pass that has failed, and what torch had under way."""
-        self._aside.clear()
+        self._aside.forget()
         if self._sharded is not None:
             self._sharded.reset_iter_state()
         for parameter in self.model.parameters():
@@ -109,25 +99,12 @@ class Divided(Member):
         """torch has reduced the gradients of a pass: put them aside, or tell what goes with a step."""
         if not self._cursor.closes:
             self._cursor.keep_loss()
-            self._put_aside()
+            self._aside.put()
             return
         self._cursor.check_one_weight()
-        self._take_aside()
+        self._aside.take()
         with self._cursor.waiting():
             changed = self._meeting.exchange(self._buffers.changed())
             buffers = [b.data for b, users in zip(self._buffers.all(), changed, strict=True) if users]
             average(buffers, self._cursor.part(self._readers) * self._readers / self._group.size, self._group)
         self._buffers.note()
-
-    def _put_aside(self) -> None:
-        """See [Note: sums of several batches]."""
-        for parameter in self.model.parameters():
-            if parameter.grad is not None:
-                kept = self._aside.get(parameter)
-                self._aside[parameter] = parameter.grad if kept is None else kept.add_(parameter.grad)
-                parameter.grad = None
-
-    def _take_aside(self) -> None:
-        for parameter, kept in self._aside.items():
-            parameter.grad = kept if parameter.grad is None else parameter.grad.add_(kept)
-        self._aside.clear()

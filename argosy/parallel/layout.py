@@ -8,15 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import cast
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
+from argosy.comm.engine import EngineGroup
 from argosy.comm.group import Group
 from argosy.config import ConfigError
 from argosy.parallel.materialise import is_meta, materialise
+from argosy.parallel.memory import give_back_memory
 from argosy.parallel.mesh import Mesh
+from argosy.parallel.pipeline.config import PipelineConfig
+from argosy.parallel.pipeline.pipeline import Pipeline
+from argosy.parallel.pipeline.staged import Staged
+from argosy.parallel.pipeline.uneven import UnevenPipeline
 from argosy.parallel.recompute import Recompute
 from argosy.parallel.replicas import make_alike
 from argosy.parallel.sharding.choose import choose, told
@@ -46,7 +53,9 @@ class Layout:
         self._tensor_parallel: list[TensorParallel] = []
         self._stage = stage if mesh.sizes.shard > 1 else 0  # a job of one worker has nobody to shard with
         self._show, self._leaving = show, leaving
+        self._config_of_pipeline = config.part(PipelineConfig)
         self._replaced = Replaced()
+        self._optimizers: list[Optimizer] = []
         self._torch: dict[str, DeviceMesh] = {}
 
     @property
@@ -61,6 +70,41 @@ class Layout:
             recompute = Recompute(model, self._config.every, here, self._show)
             self._leaving.callback(recompute.close)
 
+    @property
+    def stages(self) -> bool:
+        """Whether models are cut into stages."""
+        return self._mesh.sizes.pipeline > 1
+
+    def cut(self, model: nn.Module) -> Staged:
+        """A pipeline for a model; it is cut, and its stages are sharded, when the first batch is there."""
+        config = self._config_of_pipeline
+        if self._mesh.sizes.turns:
+            group, turns = cast(EngineGroup, self._group), self._mesh.sizes.turns
+            staged: Staged = UnevenPipeline(model, group, turns, config, self._show, order=self._mesh.order)
+        else:
+            axis = self.on_torch(device_of(model))["pipeline"]
+            staged = Pipeline(model, axis, config, self._show, built=self._shard_stages)
+        self._leaving.callback(staged.close)
+        return staged
+
+    def replicas(self, model: nn.Module) -> list[DeviceMesh]:
+        """The axes that readers stand along."""
+        root = self.on_torch(device_of(model))
+        return [root[axis] for axis in ("data", "shard") if getattr(self._mesh.sizes, axis) > 1]
+
+    def follow(self, optimizer: Optimizer) -> None:
+        """Give an optimizer the parameters that models have now, and those that they get when they are cut."""
+        self._replaced.swap(optimizer)
+        self._optimizers.append(optimizer)
+
+    def _shard_stages(self, pipeline: Pipeline) -> None:
+        if self._mesh.readers > 1:
+            with self._replaced.watching(pipeline.model):
+                for module in pipeline.stage_modules:
+                    self._shard(module, self.on_torch(device_of(module)))
+        for optimizer in self._optimizers:
+            self._replaced.swap(optimizer)
+
     def divide(self, model: nn.Module) -> None:
         """Give each worker its parts of a model, which all workers have, or which is on the meta device."""
         device = device_of(model)
@@ -74,6 +118,7 @@ class Layout:
                 self._shard(model, root)
             if is_meta(model):
                 materialise(model, device, self._group)
+        give_back_memory()
 
     def divide_states(self, optimizer: Optimizer) -> ShardedStates:
         """Let each worker of the shard axis keep its part of an optimizer's states."""
@@ -88,11 +133,6 @@ class Layout:
         if device not in self._torch:
             self._torch[device] = self._mesh.on_torch(device, always=("shard",))
         return self._torch[device]
-
-    @property
-    def replaced(self) -> Replaced:
-        """What has become of models' parameters."""
-        return self._replaced
 
     @contextmanager
     def whole_step(self) -> Iterator[Callable[[Tensor], Tensor]]:

@@ -39,6 +39,13 @@ def keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, _MOST_KEPT)
 
 
+def give_back_memory() -> None:
+    """Let the system have what is free now: after something large has gone that will not come again."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def _is_tuned(environment: Mapping[str, str]) -> bool:
     preloaded = environment.get("LD_PRELOAD", "")
     return any(name.startswith(_TUNED_BY) for name in environment) or any(name in preloaded for name in _ALLOCATORS)

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -37,9 +38,11 @@ from argosy.parallel.local import LocalReplicas, Round
 from argosy.parallel.local_config import LocalConfig
 from argosy.parallel.mesh import Mesh
 from argosy.parallel.passes import SharedPasses
+from argosy.parallel.staged import StagedModel
 from argosy.parallel.training_config import TrainingConfig
 
 Tell = Callable[..., None]
+LossFunction = Callable[[Any, Any], Tensor]
 
 
 class Training:
@@ -75,6 +78,7 @@ class Training:
         self._mesh, self._stage = mesh, stage
         self._layout = Layout(mesh, stage, config, group, show, self._leaving)
         self._divided: list[Divided] = []
+        self._staged: dict[nn.Module, StagedModel] = {}
 
     def close(self) -> None:
         """Leave models and optimizers to the script again."""
@@ -92,7 +96,12 @@ class Training:
             self._leaving.callback(autocast.close)
         self._layout.recompute(model)
         local = self._config.part(LocalConfig)
-        if self._layout.divides:
+        if self._layout.stages:
+            axes = self._layout.replicas(model)
+            self._staged[model] = StagedModel(
+                self._layout.cut(model), self._group, self._cursor, number, self._mesh.readers, axes
+            )
+        elif self._layout.divides:
             self._layout.divide(model)
             divided = Divided(model, self._group, self._cursor, number, self._mesh.readers, self._passes)
             self._leaving.callback(divided.close)
@@ -113,7 +122,9 @@ class Training:
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Let what acts on an optimizer's steps act on this one's. Its models have been added before."""
-        self._layout.replaced.swap(optimizer)
+        self._layout.follow(optimizer)
+        for staged in self._staged.values():
+            staged.pipeline.attach(optimizer)
         if self._stage == 1 and self._mesh.sizes.shard > 1:
             self._leaving.callback(self._layout.divide_states(optimizer).close)
         for replicas in self._local:
@@ -181,23 +192,42 @@ class Training:
                 stack.enter_context(average.applied())
             yield
 
-    def step(self, optimizer: Optimizer, forward: Callable[[], Tensor], clip_norm: float | None = None) -> Tensor:
+    def step(
+        self, model: nn.Module, optimizer: Optimizer, x: Any, y: Any, loss_fn: LossFunction, clip_norm: float | None
+    ) -> Tensor:
         """One whole step; returns the mean loss over the job. Batches that are accumulated have none but the last."""
         self._cursor.mean_loss = None
+        staged = self._staged.get(model)
         with self._precision.whole_step():
             optimizer.zero_grad()
-            with self._layout.whole_step() as whole:
-                loss = whole(forward())
-            self._cursor.loss = float(loss.detach())
-            self._precision.backward(loss)
+            loss = staged.backward(x, y, loss_fn) if staged is not None else self._backward(model, x, y, loss_fn)
             mean_loss = self._cursor.mean_loss
             if clip_norm is not None and takes_step(optimizer) and self._precision.unscale_(optimizer):
-                parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-                clip_by_global_norm(parameters, clip_norm, self._group, holders=self._group.size)
+                self._clip(optimizer, staged, clip_norm)
             if not self._precision.step(optimizer):
                 assert self._precision.scaler is not None
                 self._tell("overflow", scale=self._precision.scaler.factor)
         return loss.detach() if mean_loss is None else loss.detach().new_tensor(mean_loss)
+
+    def forward(self, model: nn.Module, x: Any) -> Any:
+        """The model's output for this worker's samples, without gradients."""
+        staged = self._staged.get(model)
+        with torch.no_grad():
+            return called(model, x) if staged is None else staged.pipeline.forward(x)
+
+    def _backward(self, model: nn.Module, x: Any, y: Any, loss_fn: LossFunction) -> Tensor:
+        with self._layout.whole_step() as whole:
+            loss = whole(loss_fn(called(model, x), y))
+        self._cursor.loss = float(loss.detach())
+        self._precision.backward(loss)
+        return loss
+
+    def _clip(self, optimizer: Optimizer, staged: StagedModel | None, most: float) -> None:
+        if staged is not None:
+            staged.clip(most)
+            return
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        clip_by_global_norm(parameters, most, self._group, holders=self._group.size)
 
     def synchronise(self) -> None:
         """Make replicas one, if they train alone for a while. All workers call it."""
@@ -244,6 +274,13 @@ class Training:
 
     def _told_round(self, done: Round) -> None:
         self._tell("round", **asdict(done))
+
+
+def called(model: nn.Module, x: Any) -> Any:
+    """The model's output: a tuple or list is its arguments, a dict its keywords."""
+    if isinstance(x, dict):
+        return model(**x)
+    return model(*x) if isinstance(x, (tuple, list)) else model(x)
 
 
 def _lengths(loader: Loader) -> tuple[int | None, int | None, Callable[[int], int], Callable[[], int | None]]:
