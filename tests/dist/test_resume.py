@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 SCRIPT = Path(__file__).parent / "scripts" / "resume.py"
 
 
-def train(workers: int, out: str, *arguments: str) -> list[float]:
-    succeed([*ARGOSY, "run", "--workers", str(workers), "--strategy", "batch=global", SCRIPT, out, *arguments])
+def train(workers: int, out: str, *arguments: str, strategy: str = "batch=global") -> list[float]:
+    succeed([*ARGOSY, "run", "--workers", str(workers), "--strategy", strategy, SCRIPT, out, *arguments])
     return json.loads(Path(out).read_text())
 
 
@@ -39,6 +39,13 @@ def test_a_run_saved_in_the_middle_of_an_epoch_goes_on_there() -> None:
     assert (len(first), len(second)) == (7, 13)
     steps = sorted(path.name for path in Path("net").iterdir())
     assert steps == ["step-00000005", "step-00000007", "step-00000020"], "counting goes on where it was"
+    assert max(abs(a - b) for a, b in zip(whole, first + second, strict=True)) < 1e-5
+
+
+def test_a_run_saved_in_shards_goes_on_with_replicas() -> None:
+    whole = train(1, "whole.json", "3", "-", "-")
+    first = train(2, "first.json", "2", "-", "net", strategy="shard=2 shard_stage=3 batch=global")
+    second = train(2, "second.json", "1", "net", "-")
     assert max(abs(a - b) for a, b in zip(whole, first + second, strict=True)) < 1e-5
 
 
