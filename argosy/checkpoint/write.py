@@ -8,12 +8,10 @@ and one that is there is used. All workers return when the checkpoint is whole, 
 from __future__ import annotations
 
 import importlib.metadata
-import mmap
 import platform
 import secrets
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, cast
@@ -234,14 +232,6 @@ def _not_written(path: str, error: OSError) -> CheckpointError:
     return CheckpointError(f"{path} could not be written: {error}; checkpoints that were there before are still whole")
 
 
-def _room(size_bytes: int) -> Tensor:
-    """Memory in large pages, where the system has them: the first copy into it takes a fraction of the time."""
-    memory = mmap.mmap(-1, size_bytes)
-    with suppress(OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
-
-
 def snapshot(entries: list[shard.Entry], buffer: Tensor) -> tuple[list[shard.Entry], Tensor]:
     """Copies of tensors in one buffer, which is made anew only if it is too small."""
     sizes = [entry.tensor.numel() * entry.tensor.element_size() for entry in entries]
@@ -249,7 +239,7 @@ def snapshot(entries: list[shard.Entry], buffer: Tensor) -> tuple[list[shard.Ent
     for size in sizes:
         places.append(places[-1] + -(-size // 64) * 64)  # each at a multiple of any element's size
     if buffer.numel() < places[-1]:
-        buffer = _room(places[-1])
+        buffer = torch.empty(places[-1], dtype=torch.uint8)
     copies = []
     for entry, place, size in zip(entries, places, sizes, strict=False):
         copy = buffer[place : place + size].view(entry.tensor.dtype).view(entry.tensor.shape)
