@@ -142,7 +142,9 @@ def test_two_workers_compute_what_one_computes_under_every_schedule() -> None:
         assert " by theory" in idle
     for told in both:
         assert told["named"] == both[0]["named"]
-        assert told["refused"].startswith("pipeline=2: Linear can be cut into 1 parts at most (no module at all)")
+        assert told["refused"].startswith(
+            "pipeline=2: a model is cut into 2 stages at 1 modules, and in Linear a stage can begin at no module"
+        )
         for schedule, (measured, theory) in told["bubbles"].items():
             assert measured == pytest.approx(theory, abs=0.1), schedule
     assert both[0]["bubbles"]["1f1b"][1] == pytest.approx(1 / 9)

@@ -202,8 +202,8 @@ class Recurrent(nn.Module):
         (GPT, IDS, ["blocks.9"], 2, "the model has no module 'blocks.9'; it has tokens, positions, drop, blocks.0"),
         (GPT, IDS, ["positions"], 2, "no stage can begin at positions: nothing that was computed before goes into it"),
         (GPT, IDS, ["blocks.2", "blocks.1"], 3, "the model calls them in another order: blocks.1,blocks.2"),
-        (GPT, IDS, ["blocks.1.mlp"], 2, "no stage can begin at blocks.1.mlp: 1 tensor computed before it"),
-        (GPT, IDS, ["blocks.1.ln1"], 2, "no stage can begin at blocks.1.ln1: 1 tensor computed before it"),
+        (GPT, IDS, ["blocks.1.mlp"], 2, "no stage can begin at blocks.1.mlp: 1 of the tensors computed before it"),
+        (GPT, IDS, ["blocks.1.ln1"], 2, "no stage can begin at blocks.1.ln1: 1 of the tensors computed before it"),
         (
             GPT,
             IDS,
@@ -211,8 +211,14 @@ class Recurrent(nn.Module):
             2,
             "no stage can begin at blocks: it is not called in forward (of a list, name a member)",
         ),
-        (GPT, IDS, [], 9, "GPT can be cut into 8 parts at most (drop, blocks.0, blocks.1, blocks.2, blocks.3, norm"),
-        (Skipping, torch.randn(2, 8), [], 3, "not at middle.1: 1 tensor computed before it and used after it pass"),
+        (GPT, IDS, [], 9, "into 9 stages at 8 modules, and in GPT a stage can begin at drop, blocks.0, blocks.1,"),
+        (
+            Skipping,
+            torch.randn(2, 8),
+            [],
+            3,
+            "(not at middle.0: 1 of the tensors computed before it pass by it, to be used after it; not at middle.1: 1",
+        ),
         (lambda: Recurrent(asks=True), torch.randn(2, 3, 4), [], 2, "may not depend on the numbers in a tensor"),
     ],
 )

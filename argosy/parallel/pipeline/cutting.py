@@ -74,9 +74,9 @@ class Cutting:
             raise ConfigError(
                 "pipeline",
                 stages,
-                f"{type(self.model).__name__} can be cut into {len(possible) + 1} parts at most ({_listed(possible)}): "
-                f"this needs {stages}. A stage begins where a module is called that is given all that was computed "
-                f"so far: make the middle of the model a chain, x = block(x), of enough blocks. {_refusals(seen)}",
+                f"a model is cut into {stages} stages at {stages - 1} modules, and in {type(self.model).__name__} a "
+                f"stage can begin at {_listed(possible)}. It must be given all that was computed before and is needed "
+                f"later: make the middle of the model a chain, x = block(x), of enough blocks{_refusals(seen)}",
             )
 
     def choose(self, part: MicroBatch, workers: Sequence[int]) -> dict[str, Any]:
@@ -152,4 +152,4 @@ def _listed(names: Sequence[str]) -> str:
 
 def _refusals(seen: Trace) -> str:
     told = [f"not at {call.name}: {call.why_not}" for call in seen.calls if call.why_not and call.travels]
-    return "; ".join(told[:3])
+    return f" ({'; '.join(told[:3])})" if told else ""

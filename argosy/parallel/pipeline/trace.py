@@ -157,9 +157,7 @@ class _Watch(TorchFunctionMode):
             elif not call.travels:
                 call.why_not = "nothing that was computed before goes into it"
             elif around:
-                call.why_not = (
-                    f"{around} tensor{'s' if around > 1 else ''} computed before it and used after it pass by it"
-                )
+                call.why_not = f"{around} of the tensors computed before it pass by it, to be used after it"
         return Trace(self._calls, self._uses, output, [call for call in self._calls if not call.why_not])
 
 
