@@ -7,6 +7,7 @@ script's own torch.distributed calls work. A script that has made torch's defaul
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import ExitStack
 from datetime import timedelta
 
@@ -84,3 +85,10 @@ def _secret() -> Secret | None:
 def _leave_torch() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+    # DTensor remembers how operations are divided, with the mesh; an equal mesh of the next job has other groups.
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor._redistribute import clear_redistribute_planner_cache
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        _clear_sharding_prop_cache()
+        clear_redistribute_planner_cache()

@@ -89,8 +89,8 @@ class Layout:
 
     def replicas(self, model: nn.Module) -> list[DeviceMesh]:
         """The axes that readers stand along."""
-        root = self.on_torch(device_of(model))
-        return [root[axis] for axis in ("data", "shard") if getattr(self._mesh.sizes, axis) > 1]
+        axes = [axis for axis in ("data", "shard") if getattr(self._mesh.sizes, axis) > 1]
+        return [self.on_torch(device_of(model))[axis] for axis in axes]
 
     def follow(self, optimizer: Optimizer) -> None:
         """Give an optimizer the parameters that models have now, and those that they get when they are cut."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from argosy.comm.group import Group
@@ -57,9 +57,7 @@ class StagedModel:
         """Clip gradients by the norm over all stages, in which each tied weight counts once."""
         owned = self.pipeline.owned()
         counted = {id(parameter) for name, parameter in self.model.named_parameters() if name in owned}
-        holders = 1 if self._readers == 1 and not self._replicas else self._readers
-        parameters: list[nn.Parameter] = list(self.model.parameters())
-        clip_by_global_norm(parameters, most, self._group, holders, counted)
+        clip_by_global_norm(self.model.parameters(), most, self._group, self._readers, counted)
 
     def _average_buffers(self) -> None:
         """Running statistics become those of all readers' samples."""
