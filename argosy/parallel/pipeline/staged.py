@@ -194,7 +194,9 @@ class Staged(ABC):
         if not any(isinstance(module, FSDPModule) for module in self.stage_modules):
             return
         covered = {id(parameter) for module in self.stage_modules for parameter in module.parameters()}
-        missing = [name for name, parameter in self.model.named_parameters() if id(parameter) not in covered]
+        # A tied parameter that two stages of this worker have is sharded twice, and then has a second name.
+        named = self.model.named_parameters()
+        missing = [name for name, each in named if id(each) not in covered or name not in self.parts.stages_of]
         if missing:
             fix = (
                 f"with several stages on a worker, parameters are sharded by layers, and {', '.join(missing[:4])} "
