@@ -257,6 +257,8 @@ def on_four(place: Place) -> dict[str, Any]:
         )
         both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pipeline", "shard"))
         told["sharded"] = [sharded(both, schedule) for schedule in ("1f1b", "interleaved")]
+        with pytest.raises(ConfigError, match="schedule=zero-bubble: it computes gradients of weights apart"):
+            sharded(both, "zero-bubble")
     with closing(place.join()) as group:
         for counts in ([3, 1], [1, 2, 1]):
             told[str(counts)] = trained(

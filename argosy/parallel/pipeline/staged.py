@@ -191,8 +191,14 @@ class Staged(ABC):
 
     def _check_sharded(self) -> None:
         """Refuse what sharding has left out: each worker would train a copy of its own."""
-        if not any(isinstance(module, FSDPModule) for module in self.stage_modules):
+        if not any(isinstance(each, FSDPModule) for module in self.stage_modules for each in module.modules()):
             return
+        if self._config.schedule == "zero-bubble":
+            fix = (
+                "it computes gradients of weights apart, where torch's fully_shard does not see them and they would be "
+                "wrong; shard with schedule=interleaved or 1f1b"
+            )
+            raise ConfigError("schedule", self._config.schedule, fix)
         covered = {id(parameter) for module in self.stage_modules for parameter in module.parameters()}
         # A tied parameter that two stages of this worker have is sharded twice, and then has a second name.
         named = self.model.named_parameters()
