@@ -18,7 +18,7 @@ from argosy.comm.engine import EngineGroup
 from argosy.comm.group import Group
 from argosy.config import ConfigError
 from argosy.parallel.materialise import is_meta, materialise
-from argosy.parallel.memory import give_back_memory
+from argosy.parallel.memory import give_freed_memory_back
 from argosy.parallel.mesh import Mesh
 from argosy.parallel.pipeline.config import PipelineConfig
 from argosy.parallel.pipeline.pipeline import Pipeline
@@ -33,6 +33,7 @@ from argosy.parallel.sharding.states import ShardedStates
 from argosy.parallel.sharding.swap import Replaced
 from argosy.parallel.tensor.apply import TensorParallel, tensor_parallel
 from argosy.parallel.tensor.config import TensorConfig
+from argosy.parallel.tensor.place import fsdp_placement
 from argosy.parallel.training_config import TrainingConfig
 
 
@@ -64,7 +65,7 @@ class Layout:
         return self._stage >= 2 or self._mesh.sizes.tensor > 1
 
     def recompute(self, model: nn.Module) -> None:
-        """Let blocks be recomputed, if that was asked for."""
+        """Let blocks be recomputed, if that was asked for. Layers have been divided before, and nothing else."""
         if self._config.recompute != "none":
             here = self._mesh.hosts.count(self._mesh.hosts[self._group.rank])
             recompute = Recompute(model, self._config.every, here, self._show)
@@ -114,11 +115,13 @@ class Layout:
         with self._replaced.watching(model):
             if self._mesh.sizes.tensor > 1:
                 self._divide_layers(model, root)
+            self.recompute(model)
             if self._mesh.readers > 1:
                 self._shard(model, root)
             if is_meta(model):
                 materialise(model, device, self._group)
-        give_back_memory()
+        if self._stage >= 2:
+            give_freed_memory_back()
 
     def divide_states(self, optimizer: Optimizer) -> ShardedStates:
         """Let each worker of the shard axis keep its part of an optimizer's states."""
@@ -156,7 +159,8 @@ class Layout:
             self._refuse_offload({device_of(model)})
         if self._mesh.sizes.shard > 1:
             self._show(f"sharded over {self._mesh.sizes.shard} workers, stage {self._stage}: {told(model, chosen)}")
-        shard_modules(chosen, axes, keep_gathered=self._stage < 3, offload=self._config.offload)
+        placed = fsdp_placement if self._mesh.sizes.tensor > 1 else None
+        shard_modules(chosen, axes, keep_gathered=self._stage < 3, offload=self._config.offload, placed=placed)
 
     def _refuse_offload(self, devices: set[str]) -> None:
         if devices == {"cpu"}:

@@ -18,6 +18,7 @@ _TUNED_BY: Final = ("GLIBC_TUNABLES", "MALLOC_")
 _ALLOCATORS: Final = ("jemalloc", "tcmalloc", "mimalloc")
 _LARGEST: Final = 32 << 20  # of a block that is taken from the heap: glibc allows no more
 _MOST_KEPT: Final = (1 << 31) - 1  # at the heap's end, where alone memory is given back
+_SMALLEST_GIVEN_BACK: Final = 1 << 18
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
@@ -39,11 +40,20 @@ def keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, _MOST_KEPT)
 
 
-def give_back_memory() -> None:
-    """Let the system have what is free now: after something large has gone that will not come again."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+def give_freed_memory_back() -> None:
+    """The opposite, for models that no worker could hold whole: what is freed is the system's again at once.
+
+    Gathered modules come and go in sizes that leave gaps: a heap that keeps them grew to three times what was in use.
+    """
+    if _is_tuned(
+        {name: value for name, value in os.environ.items() if (name, value) not in memory_variables({}).items()}
+    ):
+        return
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt") and hasattr(library, "malloc_trim"):
+        library.mallopt(_M_MMAP_THRESHOLD, _SMALLEST_GIVEN_BACK)
+        library.mallopt(_M_TRIM_THRESHOLD, _SMALLEST_GIVEN_BACK)
+        library.malloc_trim(0)
 
 
 def _is_tuned(environment: Mapping[str, str]) -> bool:

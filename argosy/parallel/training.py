@@ -94,7 +94,8 @@ class Training:
         self._models[name] = model
         if autocast := self._precision.attach(model):
             self._leaving.callback(autocast.close)
-        self._layout.recompute(model)
+        if not self._layout.divides or self._layout.stages:
+            self._layout.recompute(model)
         local = self._config.part(LocalConfig)
         if self._layout.stages:
             axes = self._layout.replicas(model)

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import Shard
 
 
-def shard_modules(modules: dict[str, nn.Module], mesh: DeviceMesh, *, keep_gathered: bool, offload: bool) -> None:
+def shard_modules(
+    modules: dict[str, nn.Module],
+    mesh: DeviceMesh,
+    *,
+    keep_gathered: bool,
+    offload: bool,
+    placed: Callable[[nn.Parameter], Shard | None] | None = None,
+) -> None:
     """Shard each of these modules as a whole, in this order; the last one is the root.
 
-    `mesh` has the shard axis, and the data axis before it if there are replicas.
+    `mesh` has the shard axis, and the data axis before it if there are replicas. `placed` says along which dimension a
+    parameter is divided, if not the first.
     """
     policy: OffloadPolicy = CPUOffloadPolicy() if offload else OffloadPolicy()
     for name, module in modules.items():
         # What the root keeps is used at both ends of the model: torch's default holds it gathered in between.
         again = False if keep_gathered or not name else None
-        fully_shard(module, mesh=mesh, reshard_after_forward=again, offload_policy=policy)
+        fully_shard(module, mesh=mesh, reshard_after_forward=again, offload_policy=policy, shard_placement_fn=placed)
