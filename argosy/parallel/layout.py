@@ -1,7 +1,8 @@
 """How a model is laid out over the mesh: what is done to it, in order, when workers do not each hold the whole.
 
-Recomputation goes innermost, around each block; then layers are divided along the tensor axis; then modules are sharded
-along the shard axis and replicated along the data axis.
+Layers are divided along the tensor axis; around that, each block is recomputed; then modules are sharded along the
+shard axis and replicated along the data axis. A model in stages is cut before: its plan for the tensor axis is that of
+the whole model, and each worker divides the layers that it then holds.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ from argosy.parallel.pipeline.config import PipelineConfig
 from argosy.parallel.pipeline.pipeline import Pipeline
 from argosy.parallel.pipeline.staged import Staged
 from argosy.parallel.pipeline.uneven import UnevenPipeline
-from argosy.parallel.recompute import Recompute
+from argosy.parallel.recompute import Recompute, RecomputedForward
 from argosy.parallel.replicas import make_alike
 from argosy.parallel.sharding.choose import choose, told
 from argosy.parallel.sharding.config import ShardConfig
 from argosy.parallel.sharding.fully import shard_modules
 from argosy.parallel.sharding.states import ShardedStates
 from argosy.parallel.sharding.swap import Replaced
-from argosy.parallel.tensor.apply import TensorParallel, tensor_parallel
+from argosy.parallel.tensor.apply import TensorParallel
 from argosy.parallel.tensor.config import TensorConfig
 from argosy.parallel.tensor.place import fsdp_placement
+from argosy.parallel.tensor.plan import Plan, make_plan
 from argosy.parallel.training_config import TrainingConfig
 
 
@@ -84,7 +86,8 @@ class Layout:
             staged: Staged = UnevenPipeline(model, group, turns, config, self._show, order=self._mesh.order)
         else:
             axis = self.on_torch(device_of(model))["pipeline"]
-            staged = Pipeline(model, axis, config, self._show, built=self._shard_stages)
+            plan = self._plan(model) if self._mesh.sizes.tensor > 1 else None
+            staged = Pipeline(model, axis, config, self._show, built=lambda cut: self._lay_out_stages(cut, plan))
         self._leaving.callback(staged.close)
         return staged
 
@@ -98,11 +101,17 @@ class Layout:
         self._replaced.swap(optimizer)
         self._optimizers.append(optimizer)
 
-    def _shard_stages(self, pipeline: Pipeline) -> None:
-        if self._mesh.readers > 1:
-            with self._replaced.watching(pipeline.model):
+    def _lay_out_stages(self, pipeline: Pipeline, plan: Plan | None) -> None:
+        with self._replaced.watching(pipeline.model):
+            root = self.on_torch(device_of(pipeline.model))
+            if plan is not None:
+                with recomputed_outside(pipeline.model):
+                    parallel = self._divide_layers(plan, root)
                 for module in pipeline.stage_modules:
-                    self._shard(module, self.on_torch(device_of(module)))
+                    module.divided = parallel
+            if self._mesh.readers > 1:
+                for module in pipeline.stage_modules:
+                    self._shard(module, root)
         for optimizer in self._optimizers:
             self._replaced.swap(optimizer)
 
@@ -114,7 +123,7 @@ class Layout:
         root = self.on_torch(device)
         with self._replaced.watching(model):
             if self._mesh.sizes.tensor > 1:
-                self._divide_layers(model, root)
+                self._tensor_parallel.append(self._divide_layers(self._plan(model), root))
             self.recompute(model)
             if self._mesh.readers > 1:
                 self._shard(model, root)
@@ -145,12 +154,16 @@ class Layout:
                 stack.enter_context(parallel.whole_step())
             yield self._tensor_parallel[0].whole if self._tensor_parallel else lambda loss: loss
 
-    def _divide_layers(self, model: nn.Module, root: DeviceMesh) -> None:
-        parallel = tensor_parallel(model, root["tensor"], self._tensor_config)
-        self._leaving.callback(parallel.close)
-        self._tensor_parallel.append(parallel)
-        for line in parallel.lines():
+    def _plan(self, model: nn.Module) -> Plan:
+        plan = make_plan(model, self._mesh.sizes.tensor, self._tensor_config)
+        for line in plan.lines():
             self._show(line)
+        return plan
+
+    def _divide_layers(self, plan: Plan, root: DeviceMesh) -> TensorParallel:
+        parallel = TensorParallel(plan.model, root["tensor"], plan, self._tensor_config)
+        self._leaving.callback(parallel.close)
+        return parallel
 
     def _shard(self, model: nn.Module, root: DeviceMesh) -> None:
         chosen = choose(model, self._config)
@@ -166,6 +179,18 @@ class Layout:
         if devices == {"cpu"}:
             fix = "the model is in the host's memory, and its optimizer's states are too; leave it out"
             raise ConfigError("offload", True, fix)
+
+
+@contextmanager
+def recomputed_outside(model: nn.Module) -> Iterator[None]:
+    """Around what replaces forwards of modules that are recomputed already: what is computed again is the new one."""
+    forwards = {module: module.__dict__.get("forward") for module in model.modules()}
+    recomputed = {module: each for module, each in forwards.items() if isinstance(each, RecomputedForward)}
+    for module, recomputing in recomputed.items():
+        module.forward = recomputing.forward
+    yield
+    for module, recomputing in recomputed.items():
+        recomputing.forward, module.forward = module.forward, recomputing
 
 
 def device_of(model: nn.Module) -> str:

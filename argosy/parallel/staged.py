@@ -57,7 +57,8 @@ class StagedModel:
         """Clip gradients by the norm over all stages, in which each tied weight counts once."""
         owned = self.pipeline.owned()
         counted = {id(parameter) for name, parameter in self.model.named_parameters() if name in owned}
-        clip_by_global_norm(self.model.parameters(), most, self._group, self._readers, counted)
+        holders = self._group.size // self.pipeline.workers
+        clip_by_global_norm(self.model.parameters(), most, self._group, holders, counted)
 
     def _average_buffers(self) -> None:
         """Running statistics become those of all readers' samples."""

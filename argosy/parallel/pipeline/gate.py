@@ -128,7 +128,7 @@ class StageRun(Run):
             args, kwargs = substituted(arguments)
         if name == self._end:
             leaves = pytree.tree_leaves((args, kwargs))
-            raise Stop(tuple(leaves[at].contiguous() for at in self._travels[name]))
+            raise Stop(tuple(leaves[at] for at in self._travels[name]))
         return call(*args, **kwargs)
 
 

@@ -7,7 +7,8 @@ mean over the batch however uneven they are; or the output, in evaluation.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,16 @@ from argosy.parallel.pipeline.ghost import Ghost
 from argosy.parallel.pipeline.micro_batches import MicroBatch
 
 LossFunction = Callable[[Any, Any], Tensor]
+
+
+class Divided(Protocol):
+    """A model whose layers are divided along another axis, of which each rank computes some (`parallel/tensor/`)."""
+
+    def whole_step(self) -> AbstractContextManager[None]:
+        """In this block outputs stay divided, and losses are computed so."""
+
+    def whole(self, output: Any) -> Any:
+        """An output or a loss, as plain tensors, the same on all ranks of that axis."""
 
 
 class StageModule(nn.Module):
@@ -40,6 +51,7 @@ class StageModule(nn.Module):
         self._scale = 1.0
         self.chunk = 0  # the micro-batch that comes next
         self.loss = 0.0  # of this step so far
+        self.divided: Divided | None = None  # set if the model's layers are divided, too
 
     @property
     def is_last(self) -> bool:
@@ -59,16 +71,23 @@ class StageModule(nn.Module):
         """Run the model's forward from the beginning of this stage to its end."""
         part = self._batch[self.chunk]
         run = StageRun(self._ghost, *self._bounds, self.chunk, received, self._travels)
-        try:
-            with self._gate.open(run):
-                output = self._whole[0](*part.args, **part.kwargs)
-        except Stop as stop:
-            return stop.tensors
-        if self._loss_fn is None:
-            return output
-        loss = self._loss_fn(output, part.y)
+        divided = self.divided if self._loss_fn is not None else None
+        with divided.whole_step() if divided is not None else nullcontext():
+            try:
+                with self._gate.open(run):
+                    output = self._whole[0](*part.args, **part.kwargs)
+            except Stop as stop:
+                return tuple(self._plain(tensor).contiguous() for tensor in stop.tensors)
+            if self._loss_fn is None:
+                return output
+            loss = self._plain(self._loss_fn(output, part.y))
         if loss.dim():
             raise ValueError(f"the loss has shape {tuple(loss.shape)}; loss_fn(output, y) is a mean over the samples")
         if part.weight:
             self.loss += float(loss.detach()) * part.weight
         return loss * (part.weight * self._scale)
+
+    def _plain(self, tensor: Tensor) -> Tensor:
+        """What leaves the stage is whole: other stages know nothing of how this one's layers are divided."""
+        plain: Tensor = tensor if self.divided is None else self.divided.whole(tensor)
+        return plain

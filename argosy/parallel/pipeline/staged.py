@@ -69,6 +69,11 @@ class Staged(ABC):
         return self._parts
 
     @property
+    def workers(self) -> int:
+        """How many workers this pipeline has; a job may have several side by side."""
+        return self._links.size
+
+    @property
     def is_built(self) -> bool:
         """Whether the model is cut."""
         return self._parts is not None
