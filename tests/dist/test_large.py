@@ -1,0 +1,85 @@
+"""Models in parts, through the launcher and the facade, compute what one process computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from launching import ARGOSY, succeed
+from safetensors.torch import load_file
+from torch import Tensor
+
+SCRIPT = Path(__file__).parent / "scripts" / "large.py"
+MODES = {
+    2: [
+        "loop|batch=global shard_stage=1",
+        "loop|batch=global shard_stage=2",
+        "batch=global shard_stage=3 recompute=every:2",
+        "batch=global tensor=2",
+        "loop|batch=global tensor=2 sequence_parallel=true",
+        "pipeline=2 schedule=gpipe",
+        "pipeline=2 schedule=1f1b split=blocks.2",
+        "pipeline=2 schedule=interleaved",
+        "pipeline=2 schedule=zero-bubble",
+    ],
+    3: ["batch=global shard_stage=1", "loop|batch=global shard_stage=3"],  # uneven shares, and one of no sample
+    4: [
+        "loop|batch=global data=2 shard_stage=1",
+        "batch=global data=2 shard_stage=3",
+        "batch=global data=2 tensor=2",
+        "loop|batch=global tensor=2 shard_stage=3 shard_modules=blocks.* recompute=every:1",
+        "batch=global pipeline=2",
+        "batch=global pipeline=2 shard_stage=3",
+        "pipeline=[3,1]",
+    ],
+}
+ACCUMULATED = {
+    3: ["batch=global accumulate=3 shard_stage=1", "batch=global accumulate=3 shard_stage=3"],
+    2: ["accumulate=3 pipeline=2"],
+}
+LOSS, PARAMETERS = 1e-4, 1e-4
+
+Told = dict[str, Tensor]
+
+
+def trained(folder: Path, workers: int, strategies: list[str]) -> dict[str, list[Told]]:
+    """What each rank holds after each of the strategies."""
+    succeed([*ARGOSY, "run", "--workers", str(workers), SCRIPT, folder, *strategies], deadline_seconds=240)
+    return {
+        strategy: [
+            load_file(folder / f"{strategy.replace('|', ' ')}, rank {rank}.safetensors") for rank in range(workers)
+        ]
+        for strategy in strategies
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
+    lines = ["batch=global", "batch=global accumulate=3"]
+    told = trained(tmp_path_factory.mktemp("alone"), 1, lines)
+    return {line: ranks[0] for line, ranks in told.items()}
+
+
+def check(ranks: list[Told], alone: Told) -> None:
+    assert len(alone["losses"]) == 22
+    assert alone["losses"][-5:].mean() < alone["losses"][:5].mean() - 0.1
+    for told in ranks:
+        torch.testing.assert_close(told["losses"], alone["losses"], rtol=LOSS, atol=0)
+        for name, parameter in told.items():
+            torch.testing.assert_close(parameter, alone[name], rtol=PARAMETERS, atol=PARAMETERS, msg=name)
+
+
+@pytest.mark.parametrize("workers", MODES)
+def test_a_model_in_parts_learns_what_one_process_learns(alone: dict[str, Told], tmp_path: Path, workers: int) -> None:
+    for strategy, ranks in trained(tmp_path, workers, MODES[workers]).items():
+        assert set().union(*ranks) == set(alone["batch=global"]), strategy
+        check(ranks, alone["batch=global"])
+
+
+@pytest.mark.parametrize("workers", ACCUMULATED)
+def test_batches_are_added_up(alone: dict[str, Told], tmp_path: Path, workers: int) -> None:
+    for ranks in trained(tmp_path, workers, ACCUMULATED[workers]).values():
+        parameters = [{name: value for name, value in told.items() if name != "losses"} for told in ranks]
+        expected = alone["batch=global accumulate=3"]
+        check([told | {"losses": expected["losses"]} for told in parameters], expected)
