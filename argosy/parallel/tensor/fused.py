@@ -18,6 +18,7 @@ from argosy.parallel.tensor.crossing import unwrap, wrap
 
 _ASKING = frozenset(
     {"__get__", "__set__", "__delete__", "size", "dim", "numel", "is_floating_point", "__len__", "ndimension"}
+    | {"register_hook", "retain_grad"}  # `fully_shard` has one on what a module gives
 )
 _ALIKE = frozenset(
     {"contiguous", "clamp", "float", "bfloat16", "half", "to", "clone", "detach"}
