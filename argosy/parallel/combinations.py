@@ -17,8 +17,6 @@ from argosy.parallel.sharding.config import ShardConfig
 from argosy.parallel.tensor.config import TensorConfig
 from argosy.parallel.training_config import TrainingConfig
 
-_FLAT = ("fp16", "bf16", "int8", "int4", "sign", "topk")  # codecs that need not know the shapes of what they compress
-
 
 @dataclass(frozen=True)
 class HybridConfig(TrainingConfig, BatchConfig, MeshConfig):
@@ -62,26 +60,34 @@ class HybridConfig(TrainingConfig, BatchConfig, MeshConfig):
 
     def _refused_in_parts(self, sizes: Sizes) -> Iterator[tuple[str, str]]:
         """What does not go with models that no worker holds whole."""
-        kind = self.compress.partition(":")[0]
-        if kind == "powersgd":
-            yield "compress", "PowerSGD needs whole matrices, and workers hold rows of them; use int8, or shard_stage=1"
-        elif kind == "dgc":
-            yield "compress", "DGC needs the optimizer's momentum of whole parameters; use topk, or shard_stage=1"
-        elif kind != "none" and (sizes.data == 1 or sizes.pipeline > 1):
-            yield (
-                "compress",
-                "gradients are compressed along the data axis, and here there is none that it could act on",
-            )
+        if self.compress != "none":
+            yield "compress", "codecs act between workers that hold whole models (data=, shard_stage=1); leave it out"
         if self.precision == "fp16" and (sizes.pipeline > 1 or sizes.tensor > 1):
             yield "precision", "the scale of the loss is kept for whole models and sharded ones; use precision=bf16"
         if self.sync_batchnorm and sizes.data * sizes.shard != sizes.workers:
             yield "sync_batchnorm", "statistics are those of all workers, and here several workers see the same samples"
         if self.balance and sizes.data * sizes.shard != sizes.workers:
             yield "balance", "shares go by each worker's speed, and here several workers compute one share together"
-        if self.average != "none" and sizes.pipeline > 1:
+        if sizes.pipeline > 1:
+            yield from self._refused_in_stages(sizes)
+
+    def _refused_in_stages(self, sizes: Sizes) -> Iterator[tuple[str, str]]:
+        """What does not go with pipelines."""
+        if self.average != "none":
             yield (
                 "average",
                 "a pipeline's workers hold different layers, and the average is of whole models; leave it out",
+            )
+        if self.recompute == "auto":
+            yield (
+                "recompute",
+                "it goes by what all blocks of a model keep, and no worker has all; use every:1 or every:2",
+            )
+        if self.schedule == "zero-bubble" and sizes.data * sizes.shard > 1:
+            yield (
+                "schedule",
+                f"it computes gradients of weights apart, where torch's fully_shard does not see them, and here "
+                f"{sizes.data * sizes.shard} replicas of each stage need it; use schedule=interleaved or 1f1b",
             )
         if sizes.turns and self.accumulate > 1:
             yield "accumulate", "stages of different sizes take whole batches; use more micro_batches"
