@@ -40,7 +40,7 @@ from argosy.observe.folder import events_file, new_run_folder
 from argosy.observe.meter import Meter
 from argosy.observe.progress import progress_on
 from argosy.observe.warned import Warned
-from argosy.parallel.memory import keep_freed_memory
+from argosy.parallel.memory import give_freed_memory_back, keep_freed_memory
 from argosy.parallel.mesh import Mesh
 from argosy.parallel.mesh_config import MeshConfig
 from argosy.parallel.training import Training
@@ -64,7 +64,7 @@ def init(strategy: Strategy | str | Path | None = None, *, run_folder: str | Pat
     job = Job.from_environment(os.environ)
     chosen = Strategy.agreed(strategy, job.strategy)
     chosen.check_workers(job.world)
-    keep_freed_memory()
+    (give_freed_memory_back if chosen.stage else keep_freed_memory)()
     with ExitStack() as leaving:
         group = join_world(job, chosen.part(CommConfig), leaving)
         return Fleet(job, chosen, group, _shared_folder(job, group, run_folder), leaving.pop_all())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 from models import gpt, lesson_of, step_of, task
+from seating import join
 from serving import Operation, Seat, serve
 
 import argosy
@@ -18,17 +18,6 @@ from argosy.parallel.reducer import Reducer
 LAST = 20  # losses that are averaged
 
 Wanted = dict[str, Any]
-
-
-def join(seat: Seat) -> argosy.Fleet:
-    torch.set_num_threads(1)
-    where, port = seat.store.rsplit(":", 1)
-    # As torchrun says it.
-    os.environ |= {"RANK": str(seat.rank), "WORLD_SIZE": str(seat.size), "MASTER_ADDR": where, "MASTER_PORT": port}
-    os.environ |= {"LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "bench"}
-    if seat.host_id is not None:
-        os.environ["ARGOSY_HOST_ID"] = seat.host_id
-    return argosy.init(os.environ.get("BENCH_STRATEGY"), run_folder=os.environ["BENCH_RUNS"])
 
 
 def steps_of(wanted: Wanted, fleet: argosy.Fleet) -> Callable[[], None]:

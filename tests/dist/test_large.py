@@ -38,6 +38,11 @@ ACCUMULATED = {
     3: ["batch=global accumulate=3 shard_stage=1", "batch=global accumulate=3 shard_stage=3"],
     2: ["accumulate=3 pipeline=2"],
 }
+OPTIMIZERS = {
+    "sgd": ["loop sgd|batch=global shard_stage=1", "sgd|batch=global shard_stage=3", "sgd|pipeline=2"],
+    "lars": ["lars|batch=global shard_stage=1", "lars|batch=global shard_stage=3", "lars|tensor=2"],
+    "lamb": ["lamb|batch=global shard_stage=1", "lamb|batch=global shard_stage=2", "lamb|tensor=2"],
+}
 LOSS, PARAMETERS = 1e-4, 1e-4
 
 Told = dict[str, Tensor]
@@ -56,7 +61,7 @@ def trained(folder: Path, workers: int, strategies: list[str]) -> dict[str, list
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
-    lines = ["batch=global", "batch=global accumulate=3"]
+    lines = ["batch=global", "batch=global accumulate=3", *(f"{name}|batch=global" for name in OPTIMIZERS)]
     told = trained(tmp_path_factory.mktemp("alone"), 1, lines)
     return {line: ranks[0] for line, ranks in told.items()}
 
@@ -83,3 +88,9 @@ def test_batches_are_added_up(alone: dict[str, Told], tmp_path: Path, workers: i
         parameters = [{name: value for name, value in told.items() if name != "losses"} for told in ranks]
         expected = alone["batch=global accumulate=3"]
         check([told | {"losses": expected["losses"]} for told in parameters], expected)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_see_whole_parameters(alone: dict[str, Told], tmp_path: Path, name: str) -> None:
+    for ranks in trained(tmp_path, 2, OPTIMIZERS[name]).values():
+        check(ranks, alone[f"{name}|batch=global"])

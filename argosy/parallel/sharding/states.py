@@ -34,8 +34,7 @@ class ShardedStates:
         self._optimizer, self._mesh, self._offload = optimizer, mesh, offload
         self._parts: dict[nn.Parameter, _Part] = {}
         self._whole: list[list[nn.Parameter]] | None = None  # the groups' parameters, while parts stand in for them
-        for group in optimizer.param_groups:
-            group |= faster(group)
+        faster(optimizer)
         self._rows = Rows(mesh.get_group())
         self._hooks: list[RemovableHandle] = [
             optimizer.register_step_pre_hook(self._before_step),

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import MutableMapping
-from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
@@ -44,11 +44,10 @@ class Replaced:
 
     def swap(self, optimizer: Optimizer) -> None:
         """Give an optimizer the parameters that are now in the place of those that it was made with."""
+        if any(parameter in self._new for group in optimizer.param_groups for parameter in group["params"]):
+            faster(optimizer)
         for group in optimizer.param_groups:
-            changed = any(parameter in self._new for parameter in group["params"])
             group["params"] = [self._latest(parameter) for parameter in group["params"]]
-            if changed:
-                group |= faster(group)
         for old in [key for key in optimizer.state if key in self._new]:
             state, new = optimizer.state.pop(old), self._latest(old)
             optimizer.state[new] = {
@@ -62,14 +61,16 @@ class Replaced:
         return parameter
 
 
-def faster(group: dict[str, Any]) -> dict[str, bool]:
-    """How a group of DTensors is stepped, if the script left that to torch.
+def faster(optimizer: Optimizer) -> None:
+    """Choose how DTensors are stepped, if the script has left that to torch.
 
-    One by one, each operation on a DTensor costs more than it computes; all at once, it takes as much memory again.
-    Fused, it does neither.
+    One by one, each operation on a DTensor costs more than it computes. Fused, it costs nothing, but torch has rules
+    for Adam's only; all at once it takes more memory.
     """
-    free = [way for way in ("fused", "foreach") if way in group and group[way] is None]
-    return {free[0]: True} if free and not group.get("fused") and not group.get("foreach") else {}
+    way = "fused" if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)) else "foreach"
+    for group in optimizer.param_groups:
+        if group.get(way, False) is None and not group.get("fused") and not group.get("foreach"):
+            group[way] = True
 
 
 class _Watch:

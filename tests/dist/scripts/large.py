@@ -1,6 +1,7 @@
 """Trains a small GPT under several strategies, one after the other, and writes the losses and parameters of each.
 
-usage: large.py FOLDER STRATEGY... ; with `loop|` before it a strategy is trained in a loop that the script writes out.
+usage: large.py FOLDER STRATEGY... ; words before a strategy, as in `loop sgd|shard_stage=3`, name its optimizer, and
+have it trained in a loop that the script writes out.
 """
 
 import sys
@@ -14,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import argosy
+import argosy.optim
 
 WORDS, LENGTH, WIDTH, HEADS = 48, 16, 32, 4
 
@@ -53,26 +55,32 @@ def loss_fn(logits, targets):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def optimizer_of(model):
+OPTIMIZERS = {
     # A large eps: where gradients are next to nothing, Adam would make a step of any rounding.
-    return torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, eps=1e-4),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    "lars": lambda parameters: argosy.optim.LARS(parameters, lr=2.0, momentum=0.9),
+    "lamb": lambda parameters: argosy.optim.LAMB(parameters, lr=1e-2, eps=1e-4),
+}
 
 
 def train(strategy, folder):
-    kind, _, line = strategy.rpartition("|")
+    words, _, line = strategy.rpartition("|")
     torch.manual_seed(0)
     with argosy.init(line) as fleet:
         begin = torch.randint(0, WORDS, (84, 1), generator=torch.Generator().manual_seed(1))
         text = (begin + 5 * torch.arange(LENGTH + 1)) % WORDS
         model = GPT()
-        optimizer = optimizer_of(model)
+        optimizer = OPTIMIZERS[next((word for word in words.split() if word in OPTIMIZERS), "adamw")](
+            model.parameters()
+        )
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, total_iters=8)
         loader = DataLoader(TensorDataset(text[:, :-1], text[:, 1:]), batch_size=8, shuffle=True)
         model, optimizer, loader = fleet.distribute(model, optimizer, loader)
         losses = []
         for _ in range(2):
             for x, y in loader:  # 10 batches of 8 and 1 of 4
-                if kind == "loop":
+                if "loop" in words:
                     optimizer.zero_grad()
                     loss = loss_fn(model(x), y)
                     loss.backward()
