@@ -62,10 +62,10 @@ class HybridConfig(TrainingConfig, BatchConfig, MeshConfig):
         """What does not go with models that no worker holds whole."""
         if self.compress != "none":
             yield "compress", "codecs act between workers that hold whole models (data=, shard_stage=1); leave it out"
-        if self.precision == "fp16" and (sizes.pipeline > 1 or sizes.tensor > 1):
-            yield "precision", "the scale of the loss is kept for whole models and sharded ones; use precision=bf16"
-        if self.sync_batchnorm and sizes.data * sizes.shard != sizes.workers:
-            yield "sync_batchnorm", "statistics are those of all workers, and here several workers see the same samples"
+        if self.precision == "fp16":
+            yield "precision", "the scale of the loss goes by whole gradients, and here are parts; use precision=bf16"
+        if self.sync_batchnorm:
+            yield "sync_batchnorm", "statistics are gathered between workers that hold whole models; leave it out"
         if self.balance and sizes.data * sizes.shard != sizes.workers:
             yield "balance", "shares go by each worker's speed, and here several workers compute one share together"
         if sizes.pipeline > 1:
