@@ -43,6 +43,14 @@ OPTIMIZERS = {
     "lars": ["lars|batch=global shard_stage=1", "lars|batch=global shard_stage=3", "lars|tensor=2"],
     "lamb": ["lamb|batch=global shard_stage=1", "lamb|batch=global shard_stage=2", "lamb|tensor=2"],
 }
+CLOSE = [
+    "batch=global shard_stage=3 precision=bf16",
+    "tensor=2 precision=bf16",
+    "pipeline=2 precision=bf16",
+    "batch=global shard_stage=1 compress=int8",
+    "batch=global shard_stage=3 average=ema:0.9 balance=true",
+]
+EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt.py"
 LOSS, PARAMETERS = 1e-4, 1e-4
 
 Told = dict[str, Tensor]
@@ -94,3 +102,20 @@ def test_batches_are_added_up(alone: dict[str, Told], tmp_path: Path, workers: i
 def test_optimizers_see_whole_parameters(alone: dict[str, Told], tmp_path: Path, name: str) -> None:
     for ranks in trained(tmp_path, 2, OPTIMIZERS[name]).values():
         check(ranks, alone[f"{name}|batch=global"])
+
+
+def test_the_rest_of_a_strategy_goes_with_it(alone: dict[str, Told], tmp_path: Path) -> None:
+    for strategy, ranks in trained(tmp_path, 2, CLOSE).items():
+        for told in ranks:
+            torch.testing.assert_close(told["losses"], alone["batch=global"]["losses"], rtol=1e-3, atol=0, msg=strategy)
+
+
+def test_the_example_goes_on_in_each_mode_where_another_left_off(tmp_path: Path) -> None:
+    size = ["--layers", "2", "--width", "32", "--length", "32", "--kbytes", "16", "--batch", "8", "--steps", "12"]
+    losses = []
+    for workers, strategy in ((1, ""), (2, "shard_stage=3"), (2, "tensor=2"), (2, "pipeline=2"), (2, "shard_stage=1")):
+        command = [*ARGOSY, "run", "--workers", str(workers), "--strategy", strategy, EXAMPLE, *size]
+        done = succeed([*command, "--save", tmp_path / "kept"])
+        losses.append(float(done.out.rpartition("loss ")[2]))
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0] - 0.3
