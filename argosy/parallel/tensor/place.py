@@ -52,7 +52,17 @@ def _placed(parameter: nn.Parameter, mesh: DeviceMesh, placement: Placement) -> 
     meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
     part = _part(whole, placement, mesh.get_local_rank(), mesh.size())
     tensor = DTensor(part, DTensorSpec(mesh, (placement,), tensor_meta=meta), requires_grad=False)
-    return nn.Parameter(tensor, requires_grad=parameter.requires_grad)
+    placed = nn.Parameter(tensor, requires_grad=parameter.requires_grad)
+    if placed.requires_grad:
+        placed.register_hook(lambda gradient: _laid_out(gradient, placement))
+    return placed
+
+
+def _laid_out(gradient: Tensor, placement: Placement) -> Tensor:
+    """A gradient, laid out as its parameter is: where a model's own code uses the parameter, it may be a sum to be."""
+    if not isinstance(gradient, DTensor) or gradient.placements == (placement,):
+        return gradient
+    return gradient.redistribute(placements=(placement,))
 
 
 def _part(whole: Tensor, placement: Placement, rank: int, size: int) -> Tensor:
