@@ -124,7 +124,10 @@ class Cutting:
                     owned[stage].append(layer)
         travels = {name: seen.at(name).travels for name in parts.cuts}
         return [
-            StageModule(self.model, owned[stage], self.gate, self.ghost, parts.bounds(stage), travels) for stage in mine
+            StageModule(
+                self.model, owned[stage], parts.held_by([stage]), self.gate, self.ghost, parts.bounds(stage), travels
+            )
+            for stage in mine
         ]
 
     def crossing(self, cut: str | None, part: MicroBatch) -> tuple[Meta, ...]:

@@ -6,7 +6,7 @@ mean over the batch however uneven they are; or the output, in evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -31,12 +31,16 @@ class Divided(Protocol):
 
 
 class StageModule(nn.Module):
-    """A stage. Its parameters are those of `owned`, which are modules of the model itself."""
+    """A stage. `owned` are modules of the model itself, and `used` the names of all the tensors that it computes with.
+
+    These may be more than what `owned` has: a parameter of the model itself, or of a layer of another stage.
+    """
 
     def __init__(
         self,
         model: nn.Module,
         owned: Sequence[nn.Module],
+        used: Container[str],
         gate: Gate,
         ghost: Ghost,
         bounds: tuple[str | None, str | None],
@@ -45,7 +49,7 @@ class StageModule(nn.Module):
         super().__init__()
         self.owned = nn.ModuleList(owned)
         self._whole = (model,)  # in a tuple: not a part of this module, unless it is owned
-        self._gate, self._ghost, self._bounds, self._travels = gate, ghost, bounds, travels
+        self._used, self._gate, self._ghost, self._bounds, self._travels = used, gate, ghost, bounds, travels
         self._batch: Sequence[MicroBatch] = ()
         self._loss_fn: LossFunction | None = None
         self._scale = 1.0
@@ -62,6 +66,12 @@ class StageModule(nn.Module):
     def device(self) -> torch.device:
         """Where this stage runs."""
         return next((tensor.device for tensor in self.parameters()), torch.device("cpu"))
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """All that it trains. A schedule that computes gradients of weights apart does so for these."""
+        owned = dict.fromkeys(super().parameters(recurse))
+        used = [each for name, each in self._whole[0].named_parameters() if name in self._used]
+        yield from (owned | dict.fromkeys(used) if recurse else owned)
 
     def begin(self, batch: Sequence[MicroBatch], loss_fn: LossFunction | None, scale: float = 1.0) -> None:
         """Another step: the micro-batches of all stages; without a loss it is evaluation."""

@@ -204,7 +204,7 @@ class Staged(ABC):
                 "wrong; shard with schedule=interleaved or 1f1b"
             )
             raise ConfigError("schedule", self._config.schedule, fix)
-        covered = {id(parameter) for module in self.stage_modules for parameter in module.parameters()}
+        covered = {id(parameter) for module in self.stage_modules for _, parameter in module.named_parameters()}
         # A tied parameter that two stages of this worker have is sharded twice, and then has a second name.
         named = self.model.named_parameters()
         missing = [name for name, each in named if id(each) not in covered or name not in self.parts.stages_of]
