@@ -19,8 +19,9 @@ REFUSED = [
     ("compress=dgc pipeline=2", 4, "compress=dgc: codecs act between"),
     ("precision=fp16 tensor=2", 2, "precision=fp16: .* use precision=bf16"),
     ("precision=fp16 pipeline=2", 2, "precision=fp16: .* use precision=bf16"),
-    ("sync_batchnorm=true tensor=2", 4, "sync_batchnorm=true: .* several workers see the same samples"),
-    ("sync_batchnorm=true pipeline=2", 4, "sync_batchnorm=true: .* several workers see the same samples"),
+    ("sync_batchnorm=true tensor=2", 4, "sync_batchnorm=true: .* between workers that hold whole models"),
+    ("sync_batchnorm=true pipeline=2", 4, "sync_batchnorm=true: .* between workers that hold whole models"),
+    ("sync_batchnorm=true shard_stage=3", 2, "sync_batchnorm=true: .* between workers that hold whole models"),
     ("balance=true tensor=2", 4, "balance=true: .* several workers compute one share together"),
     ("balance=true pipeline=[3,1]", 4, "balance=true: .* several workers compute one share together"),
     # sharded states
@@ -54,7 +55,8 @@ REFUSED = [
 TAKEN = [
     ("accumulate=2 compress=dgc", 2),
     ("shard_stage=1 compress=int8 bucket_mbytes=8", 2),
-    ("shard_stage=3 precision=fp16 sync_batchnorm=true balance=true", 2),
+    ("shard_stage=3 precision=fp16 balance=true", 2),
+    ("shard_stage=1 sync_batchnorm=true", 2),
     ("shard_stage=3 recompute=auto average=ema:0.9", 2),
     ("data=2 tensor=2 shard_stage=2 sequence_parallel=true precision=bf16", 8),
     ("pipeline=2 schedule=zero-bubble", 2),
