@@ -17,6 +17,7 @@ REFUSED = [
     ("compress=int8 data=2 shard_stage=3", 4, "compress=int8: codecs act between workers that hold whole models"),
     ("compress=powersgd:2 tensor=2", 4, "compress=powersgd:2: codecs act between"),
     ("compress=dgc pipeline=2", 4, "compress=dgc: codecs act between"),
+    ("precision=fp16 shard_stage=3", 2, "precision=fp16: .* use precision=bf16"),
     ("precision=fp16 tensor=2", 2, "precision=fp16: .* use precision=bf16"),
     ("precision=fp16 pipeline=2", 2, "precision=fp16: .* use precision=bf16"),
     ("sync_batchnorm=true tensor=2", 4, "sync_batchnorm=true: .* between workers that hold whole models"),
@@ -55,7 +56,7 @@ REFUSED = [
 TAKEN = [
     ("accumulate=2 compress=dgc", 2),
     ("shard_stage=1 compress=int8 bucket_mbytes=8", 2),
-    ("shard_stage=3 precision=fp16 balance=true", 2),
+    ("shard_stage=3 precision=bf16 balance=true", 2),
     ("shard_stage=1 sync_batchnorm=true", 2),
     ("shard_stage=3 recompute=auto average=ema:0.9", 2),
     ("data=2 tensor=2 shard_stage=2 sequence_parallel=true precision=bf16", 8),
