@@ -63,6 +63,7 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def memory(wanted: Wanted, fleet: argosy.Fleet) -> Operation:
     """Some steps of AdamW; tells the peak above what there was before."""
     fleet.group.all_reduce(torch.zeros(1 << 20))  # windows are there whatever is trained
+    _train_a_little()
     before, shared = own_bytes(), shared_bytes()
     net = deep_gpt()
     size = sum(parameter.numel() * parameter.element_size() for parameter in net.parameters())
@@ -74,6 +75,15 @@ def memory(wanted: Wanted, fleet: argosy.Fleet) -> Operation:
         return {"peak": peak.end() - before + shared_bytes() - shared, "parameters": size}
 
     return Operation(lambda: fleet.step(x, x, loss_of), fleet.group.barrier, tell=tell)
+
+
+def _train_a_little() -> None:
+    """A step of a small model: what torch loads and sets up for any training is not the large model's."""
+    net = deep_gpt(layers=1, width=384)
+    optimizer = torch.optim.AdamW(net.parameters())
+    x = torch.randint(VOCABULARY, (1, LENGTH))
+    loss_of(net(x), x).backward()
+    optimizer.step()
 
 
 def on_meta(wanted: Wanted, fleet: argosy.Fleet) -> Operation:
