@@ -33,6 +33,9 @@ def finish(process: subprocess.Popen[str], deadline_seconds: float) -> Finished:
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
         raise AssertionError(f"no end after {deadline_seconds} s\n--- stdout\n{out}\n--- stderr\n{err}") from None
+    except BaseException:  # the test's own deadline has passed, or somebody has interrupted it
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     return Finished(process.returncode, out, err, time.monotonic() - began)
 
 

@@ -11,33 +11,58 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 SCRIPT = Path(__file__).parent / "scripts" / "large.py"
-MODES = {
-    2: [
-        "loop|batch=global shard_stage=1",
-        "loop|batch=global shard_stage=2",
-        "batch=global shard_stage=3 recompute=every:2",
-        "batch=global tensor=2",
-        "loop|batch=global tensor=2 sequence_parallel=true",
-        "pipeline=2 schedule=gpipe",
-        "pipeline=2 schedule=1f1b split=blocks.2",
-        "pipeline=2 schedule=interleaved",
-        "pipeline=2 schedule=zero-bubble",
-    ],
-    3: ["batch=global shard_stage=1", "loop|batch=global shard_stage=3"],  # uneven shares, and one of no sample
-    4: [
-        "loop|batch=global data=2 shard_stage=1",
-        "batch=global data=2 shard_stage=3",
-        "batch=global data=2 tensor=2",
-        "loop|batch=global tensor=2 shard_stage=3 shard_modules=blocks.* recompute=every:1",
-        "batch=global pipeline=2",
-        "batch=global pipeline=2 shard_stage=3",
-        "pipeline=[3,1]",
-    ],
+pytestmark = pytest.mark.timeout(300)
+MODES: dict[str, tuple[int, list[str]]] = {
+    "sharded": (
+        2,
+        [
+            "loop|batch=global shard_stage=1",
+            "loop|batch=global shard_stage=2",
+            "batch=global shard_stage=3 recompute=every:2",
+        ],
+    ),
+    "unevenly": (3, ["batch=global shard_stage=1", "loop|batch=global shard_stage=3"]),  # one has no sample at times
+    "replicated": (4, ["loop|batch=global data=2 shard_stage=1", "batch=global data=2 shard_stage=3"]),
+    "divided": (2, ["tensor=2", "loop|batch=global tensor=2 sequence_parallel=true"]),
+    "divided and more": (
+        4,
+        [
+            "batch=global data=2 tensor=2",
+            "loop|batch=global tensor=2 shard_stage=3 shard_modules=blocks.* recompute=every:1",
+            "batch=global tensor=2 shard_stage=3 shard_modules=*.qkv,*.out",
+        ],
+    ),
+    "staged": (
+        2,
+        [
+            "pipeline=2 schedule=gpipe",
+            "pipeline=2 schedule=1f1b split=blocks.2",
+            "pipeline=2 schedule=interleaved",
+            "pipeline=2 schedule=zero-bubble",
+        ],
+    ),
+    "staged and more": (4, ["batch=global pipeline=2", "batch=global pipeline=2 shard_stage=3", "pipeline=[3,1]"]),
+    "staged and divided": (
+        4,
+        [
+            "pipeline=2 tensor=2",
+            "pipeline=2 tensor=2 schedule=interleaved sequence_parallel=true",
+            "pipeline=2 tensor=2 schedule=zero-bubble recompute=every:2",
+        ],
+    ),
+    "all at once": (
+        8,
+        [
+            "batch=global pipeline=2 tensor=2 shard_stage=3",
+            "batch=global pipeline=2 tensor=2 data=2 schedule=interleaved",
+        ],
+    ),
 }
 ACCUMULATED = {
     3: ["batch=global accumulate=3 shard_stage=1", "batch=global accumulate=3 shard_stage=3"],
-    2: ["accumulate=3 pipeline=2"],
+    4: ["accumulate=3 pipeline=2 tensor=2"],
 }
+DIRECT = ["direct|pipeline=2 schedule=zero-bubble", "direct|tensor=2", "direct|batch=global shard_stage=3"]
 OPTIMIZERS = {
     "sgd": ["loop sgd|batch=global shard_stage=1", "sgd|batch=global shard_stage=3", "sgd|pipeline=2"],
     "lars": ["lars|batch=global shard_stage=1", "lars|batch=global shard_stage=3", "lars|tensor=2"],
@@ -69,7 +94,7 @@ def trained(folder: Path, workers: int, strategies: list[str]) -> dict[str, list
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
-    lines = ["batch=global", "batch=global accumulate=3", *(f"{name}|batch=global" for name in OPTIMIZERS)]
+    lines = ["batch=global", "batch=global accumulate=3", *(f"{word}|batch=global" for word in (*OPTIMIZERS, "direct"))]
     told = trained(tmp_path_factory.mktemp("alone"), 1, lines)
     return {line: ranks[0] for line, ranks in told.items()}
 
@@ -83,9 +108,9 @@ def check(ranks: list[Told], alone: Told) -> None:
             torch.testing.assert_close(parameter, alone[name], rtol=PARAMETERS, atol=PARAMETERS, msg=name)
 
 
-@pytest.mark.parametrize("workers", MODES)
-def test_a_model_in_parts_learns_what_one_process_learns(alone: dict[str, Told], tmp_path: Path, workers: int) -> None:
-    for strategy, ranks in trained(tmp_path, workers, MODES[workers]).items():
+@pytest.mark.parametrize("way", MODES)
+def test_a_model_in_parts_learns_what_one_process_learns(alone: dict[str, Told], tmp_path: Path, way: str) -> None:
+    for strategy, ranks in trained(tmp_path, *MODES[way]).items():
         assert set().union(*ranks) == set(alone["batch=global"]), strategy
         check(ranks, alone["batch=global"])
 
@@ -119,3 +144,8 @@ def test_the_example_goes_on_in_each_mode_where_another_left_off(tmp_path: Path)
         losses.append(float(done.out.rpartition("loss ")[2]))
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < losses[0] - 0.3
+
+
+def test_a_models_own_code_may_use_its_parameters(alone: dict[str, Told], tmp_path: Path) -> None:
+    for ranks in trained(tmp_path, 2, DIRECT).values():
+        check(ranks, alone["direct|batch=global"])

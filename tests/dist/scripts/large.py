@@ -1,7 +1,7 @@
 """Trains a small GPT under several strategies, one after the other, and writes the losses and parameters of each.
 
-usage: large.py FOLDER STRATEGY... ; words before a strategy, as in `loop sgd|shard_stage=3`, name its optimizer, and
-have it trained in a loop that the script writes out.
+usage: large.py FOLDER STRATEGY... ; words before a strategy, as in `loop sgd|shard_stage=3`, name its optimizer, have
+it trained in a loop that the script writes out, or (`direct`) choose a model whose own code uses parameters.
 """
 
 import sys
@@ -51,6 +51,21 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
 
+class Direct(GPT):
+    """The head is no module, and neither is a scale."""
+
+    def __init__(self):
+        super().__init__()
+        del self.head
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
+
+    def forward(self, tokens):
+        x = (self.token(tokens) + self.place.weight[: tokens.shape[1]]) * self.scale
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.norm(x), self.token.weight)
+
+
 def loss_fn(logits, targets):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
@@ -70,7 +85,7 @@ def train(strategy, folder):
     with argosy.init(line) as fleet:
         begin = torch.randint(0, WORDS, (84, 1), generator=torch.Generator().manual_seed(1))
         text = (begin + 5 * torch.arange(LENGTH + 1)) % WORDS
-        model = GPT()
+        model = Direct() if "direct" in words else GPT()
         optimizer = OPTIMIZERS[next((word for word in words.split() if word in OPTIMIZERS), "adamw")](
             model.parameters()
         )
