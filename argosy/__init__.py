@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from argosy.comm.backend import register_backend
-    from argosy.fleet import Fleet, init
+    from argosy.fleet import Fleet
+    from argosy.joining import init
     from argosy.strategy import ConfigError, Strategy
 
 __all__ = ["ConfigError", "Fleet", "Strategy", "init", "register_backend"]
@@ -21,7 +22,7 @@ _HOMES = {
     "ConfigError": "argosy.config",
     "Fleet": "argosy.fleet",
     "Strategy": "argosy.strategy",
-    "init": "argosy.fleet",
+    "init": "argosy.joining",
     "register_backend": "argosy.comm.backend",
 }
 

@@ -1,4 +1,4 @@
-"""The facade: `argosy.init()` joins the job, and a `Fleet` is what the script then speaks to.
+"""The facade: a `Fleet` is what the script speaks to when it has joined its job by `argosy.init()` (`joining.py`).
 
 Thin: it wires the parts together and passes calls on. Where each part's work is done is listed in the README.
 """
@@ -29,18 +29,16 @@ from argosy.comm.config import CommConfig
 from argosy.comm.group import Group
 from argosy.comm.mean import weighted_mean
 from argosy.comm.second import join_second
-from argosy.comm.world import join_world
 from argosy.control.job import Job
 from argosy.data.batches import BatchConfig
 from argosy.data.cursor import Cursor, Position
 from argosy.data.loader import Loader
 from argosy.observe.channel import Channel
 from argosy.observe.events import Event, EventLog
-from argosy.observe.folder import events_file, new_run_folder
+from argosy.observe.folder import events_file
 from argosy.observe.meter import Meter
 from argosy.observe.progress import progress_on
 from argosy.observe.warned import Warned
-from argosy.parallel.memory import give_freed_memory_back, keep_freed_memory
 from argosy.parallel.mesh import Mesh
 from argosy.parallel.mesh_config import MeshConfig
 from argosy.parallel.training import Training
@@ -48,26 +46,6 @@ from argosy.parallel.training_config import TrainingConfig
 from argosy.strategy import Strategy
 
 Value = TypeVar("Value", float, Tensor)
-
-
-def init(strategy: Strategy | str | Path | None = None, *, run_folder: str | Path | None = None) -> Fleet:
-    """Join the job that this process was started for; a plain `python train.py` is a job of one worker.
-
-    `strategy` may be given here or on the command line (`argosy run --strategy`), not differently in both.
-    `run_folder` is where events go when no launcher has chosen a folder; by default a new one under `runs/`.
-
-    >>> import tempfile, argosy
-    >>> fleet = argosy.init("batch=global", run_folder=tempfile.mkdtemp())
-    >>> fleet.rank, fleet.world
-    (0, 1)
-    """
-    job = Job.from_environment(os.environ)
-    chosen = Strategy.agreed(strategy, job.strategy)
-    chosen.check_workers(job.world)
-    (give_freed_memory_back if chosen.stage else keep_freed_memory)()
-    with ExitStack() as leaving:
-        group = join_world(job, chosen.part(CommConfig), leaving)
-        return Fleet(job, chosen, group, _shared_folder(job, group, run_folder), leaving.pop_all())
 
 
 class Fleet:
@@ -421,13 +399,3 @@ class Fleet:
         if self._job.channel is not None:
             return Channel(socket.socket(fileno=os.dup(self._job.channel)), time.monotonic).event
         return self._progress.show if self._progress is not None else None
-
-
-def _shared_folder(job: Job, group: Group, given: str | Path | None) -> Path:
-    """The run's folder: the launcher's, or the one that rank 0 makes and tells the others."""
-    if job.run_folder is not None:
-        return job.run_folder
-    mine: bytes | None = None
-    if group.rank == 0:
-        mine = str((Path(given) if given is not None else new_run_folder(sys.argv[0])).absolute()).encode()
-    return Path(group.broadcast_bytes(mine).decode())

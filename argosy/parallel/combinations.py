@@ -102,6 +102,8 @@ class HybridConfig(TrainingConfig, BatchConfig, MeshConfig):
             yield from self._said(_names(TensorConfig), "it is for tensor=2 or more")
         if sizes.pipeline == 1:
             yield from self._said(_names(PipelineConfig), "it is for pipeline=2 or more")
+        if sizes.pipeline > 1:
+            yield from self._said(("shard_modules",), "stages are sharded by the size of their modules; leave it out")
         if sizes.turns:
             yield from self._said(("schedule",), "stages of different sizes have an order of their own; leave it out")
         if not whole:

@@ -42,6 +42,7 @@ REFUSED = [
     ("pipeline=[3,1] schedule=gpipe", 4, "schedule=gpipe: stages of different sizes have an order of their own"),
     # what would be ignored
     ("shard_modules=blocks.*", 2, r"shard_modules=blocks.\*: it is for shard_stage=2 and 3"),
+    ("pipeline=2 shard=2 shard_modules=blocks.*", 4, r"shard_modules=blocks.\*: stages are sharded by the size"),
     ("shard_stage=1 shard_modules=blocks.*", 2, r"shard_modules=blocks.\*: it is for shard_stage=2 and 3"),
     ("offload=true", 2, "offload=true: it moves sharded optimizer states"),
     ("tensor_plan=fc:column", 2, "tensor_plan=fc:column: it is for tensor=2 or more"),
