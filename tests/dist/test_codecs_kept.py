@@ -9,6 +9,8 @@ from together import batch, large_net, squares
 
 from argosy.comm.engine import EngineGroup
 from argosy.data.cursor import Cursor
+from argosy.parallel.mesh import Mesh
+from argosy.parallel.mesh_config import Sizes
 from argosy.parallel.training import Training
 from argosy.parallel.training_config import TrainingConfig
 
@@ -17,7 +19,8 @@ def trained(compress: str, group: EngineGroup) -> Training:
     """After a few steps, in which a codec keeps something."""
     warmup = {"dgc_warmup_epochs": 0} if compress.startswith("dgc") else {}
     config = TrainingConfig(compress=compress, **warmup)
-    training = Training(config, group, Cursor(), 1, lambda *_, **__: None, lambda _: None)
+    mesh = Mesh.of(Sizes(data=group.size), group.hosts)
+    training = Training(config, mesh, 0, group, Cursor(), 1, lambda *_, **__: None, lambda _: None)
     model = large_net()
     training.add_model(model, 0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
