@@ -1,6 +1,6 @@
 """Which choices go together across the axes of the mesh. What is not known to work is refused, with the reason.
 
-The table in docs/hybrid.md says which combinations are tested.
+The table in docs/large.md says which combinations are tested.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ from dataclasses import dataclass, fields
 
 from argosy.config import ConfigError
 from argosy.data.batches import BatchConfig
-from argosy.parallel.config import ReducerConfig
 from argosy.parallel.mesh_config import MeshConfig, Sizes
 from argosy.parallel.pipeline.config import PipelineConfig
-from argosy.parallel.sharding.config import ShardConfig
 from argosy.parallel.tensor.config import TensorConfig
 from argosy.parallel.training_config import TrainingConfig
 
@@ -33,7 +31,9 @@ class HybridConfig(TrainingConfig, BatchConfig, MeshConfig):
         sizes = self.part(MeshConfig).sizes(workers)
         for name, reason in self._refused(sizes):
             raise ConfigError(name, getattr(self, name), reason)
-        if sizes.pipeline > 1:
+        if sizes.turns:
+            self.part(PipelineConfig).check_turns(sizes.turns)
+        elif sizes.pipeline > 1:
             self.part(PipelineConfig).check_workers(sizes.pipeline)
 
     def _refused(self, sizes: Sizes) -> Iterator[tuple[str, str]]:
@@ -41,7 +41,7 @@ class HybridConfig(TrainingConfig, BatchConfig, MeshConfig):
         whole = self.stage < 2 and sizes.tensor == 1 and sizes.pipeline == 1
         yield from self._unused(sizes, whole)
         if not whole and self.sync != "step":
-            yield "sync", "replicas that train alone hold whole models; use data=, or shard_stage=1, or no sync"
+            yield "sync", "replicas that train alone hold whole models; use data= alone, or no sync"
         if self.stage == 1 and sizes.shard > 1:
             yield from self._refused_with_states(sizes)
         if not whole:
@@ -104,8 +104,6 @@ class HybridConfig(TrainingConfig, BatchConfig, MeshConfig):
             yield from self._said(_names(PipelineConfig), "it is for pipeline=2 or more")
         if sizes.pipeline > 1:
             yield from self._said(("shard_modules",), "stages are sharded by the size of their modules; leave it out")
-        if sizes.turns:
-            yield from self._said(("schedule",), "stages of different sizes have an order of their own; leave it out")
         if not whole:
             yield from self._said(("bucket_mbytes",), "gradients are not gathered in buckets here; leave it out")
 
@@ -116,5 +114,5 @@ class HybridConfig(TrainingConfig, BatchConfig, MeshConfig):
                 yield name, reason
 
 
-def _names(kind: type[ShardConfig | TensorConfig | PipelineConfig | ReducerConfig]) -> tuple[str, ...]:
+def _names(kind: type[TensorConfig | PipelineConfig]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))

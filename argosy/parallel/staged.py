@@ -39,6 +39,7 @@ class StagedModel:
     def backward(self, x: Any, y: Any, loss_fn: Callable[[Any, Any], Tensor]) -> Tensor:
         """Forward and backward of a batch; the gradients are there if it closes its step. The reader's mean loss."""
         self._aside.begin()
+        self.pipeline.build(x)  # which runs the model on one worker, and leaves its buffers as they were
         if self._readers > 1 and self._buffers is None:
             self._buffers = Buffers(self.model)
         loss = self.pipeline.step(x, y, loss_fn, self._cursor.share(self._readers) * self._readers)
@@ -61,14 +62,20 @@ class StagedModel:
         clip_by_global_norm(self.model.parameters(), most, self._group, holders, counted)
 
     def _average_buffers(self) -> None:
-        """Running statistics become those of all readers' samples."""
-        if self._buffers is None:
+        """Buffers that a replica of the stage has changed become the mean over its readers; whole numbers the first's."""
+        if self._buffers is None or not self._buffers.all():
             return
-        weight = self._cursor.part(self._readers)
-        changed = zip(self._buffers.all(), self._buffers.changed(), strict=True)
-        for buffer in (b.data for b, changes in changed if changes and b.is_floating_point()):
-            mean = buffer * weight if weight else torch.zeros_like(buffer)
-            for axis in self._replicas:
-                dist.all_reduce(mean, group=axis.get_group())
-            buffer.copy_(mean)
+        weight, first = self._cursor.part(self._readers), all(axis.get_local_rank() == 0 for axis in self._replicas)
+        changed = self._sum(torch.tensor(self._buffers.changed(), dtype=torch.int64))
+        for buffer in (b.data for b, users in zip(self._buffers.all(), changed.tolist(), strict=True) if users):
+            if buffer.is_floating_point():
+                buffer.copy_(self._sum(buffer * weight if weight else torch.zeros_like(buffer)))
+            else:
+                buffer.copy_(self._sum(buffer.to(torch.int64) * first))
         self._buffers.note()
+
+    def _sum(self, tensor: Tensor) -> Tensor:
+        """Over all replicas of the stage."""
+        for axis in self._replicas:
+            dist.all_reduce(tensor, group=axis.get_group())
+        return tensor

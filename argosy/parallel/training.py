@@ -124,8 +124,7 @@ class Training:
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Let what acts on an optimizer's steps act on this one's. Its models have been added before."""
         self._layout.follow(optimizer)
-        for staged in self._staged.values():
-            staged.pipeline.attach(optimizer)
+        self._attach_stages(optimizer)
         if self._stage == 1 and self._mesh.sizes.shard > 1:
             self._leaving.callback(self._layout.divide_states(optimizer).close)
         for replicas in self._local:
@@ -147,6 +146,17 @@ class Training:
                 average = Average(model, decay).attach(optimizer)
                 self._leaving.callback(average.close)
                 self._averages.append(average)
+
+    def _attach_stages(self, optimizer: Optimizer) -> None:
+        """Let an optimizer have what this worker holds of the model in stages that it trains."""
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        trained = [each for model, each in self._staged.items() if any(id(p) in held for p in model.parameters())]
+        if len(trained) > 1:
+            raise RuntimeError(
+                "an optimizer trains several models that are cut into stages (pipeline=): give each one its own"
+            )
+        for staged in trained:
+            staged.pipeline.attach(optimizer)
 
     def _add_rate(self, optimizer: Optimizer) -> None:
         """Which of several loaders is for training shows when the optimizer steps in the loop over it."""

@@ -68,6 +68,22 @@ OPTIMIZERS = {
     "lars": ["lars|batch=global shard_stage=1", "lars|batch=global shard_stage=3", "lars|tensor=2"],
     "lamb": ["lamb|batch=global shard_stage=1", "lamb|batch=global shard_stage=2", "lamb|tensor=2"],
 }
+TUNED = {
+    2: [
+        "tuned|pipeline=2 schedule=zero-bubble",
+        "tuned|pipeline=2",
+        "tuned|tensor=2",
+        "tuned|batch=global shard_stage=3",
+    ],
+    4: ["tuned|batch=global pipeline=2 data=2", "tuned|batch=global pipeline=2 shard=2 shard_stage=2"],
+}
+RATES = "lr_scale=linear warmup=6 ramp=2:1epochs"
+RATED = [
+    f"batch=global shard_stage=1 {RATES}",
+    f"batch=global shard_stage=3 {RATES}",
+    f"tensor=2 {RATES}",
+    f"pipeline=2 {RATES}",
+]
 CLOSE = [
     "batch=global shard_stage=3 precision=bf16",
     "tensor=2 precision=bf16",
@@ -94,13 +110,15 @@ def trained(folder: Path, workers: int, strategies: list[str]) -> dict[str, list
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
-    lines = ["batch=global", "batch=global accumulate=3", *(f"{word}|batch=global" for word in (*OPTIMIZERS, "direct"))]
+    words = (*OPTIMIZERS, "direct", "tuned")
+    lines = ["batch=global", "batch=global accumulate=3", f"batch=global {RATES}"]
+    lines += [f"{word}|batch=global" for word in words]
     told = trained(tmp_path_factory.mktemp("alone"), 1, lines)
     return {line: ranks[0] for line, ranks in told.items()}
 
 
-def check(ranks: list[Told], alone: Told) -> None:
-    assert len(alone["losses"]) == 22
+def check(ranks: list[Told], alone: Told, steps: int = 22) -> None:
+    assert len(alone["losses"]) == steps
     assert alone["losses"][-5:].mean() < alone["losses"][:5].mean() - 0.1
     for told in ranks:
         torch.testing.assert_close(told["losses"], alone["losses"], rtol=LOSS, atol=0)
@@ -121,6 +139,17 @@ def test_batches_are_added_up(alone: dict[str, Told], tmp_path: Path, workers: i
         parameters = [{name: value for name, value in told.items() if name != "losses"} for told in ranks]
         expected = alone["batch=global accumulate=3"]
         check([told | {"losses": expected["losses"]} for told in parameters], expected)
+
+
+@pytest.mark.parametrize("workers", TUNED)
+def test_layers_may_be_frozen_and_buffers_change(alone: dict[str, Told], tmp_path: Path, workers: int) -> None:
+    for ranks in trained(tmp_path, workers, TUNED[workers]).values():
+        check(ranks, alone["tuned|batch=global"])
+
+
+def test_rules_for_rates_and_batches_go_with_models_in_parts(alone: dict[str, Told], tmp_path: Path) -> None:
+    for ranks in trained(tmp_path, 2, RATED).values():
+        check(ranks, alone[f"batch=global {RATES}"], steps=32)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -149,3 +178,10 @@ def test_the_example_goes_on_in_each_mode_where_another_left_off(tmp_path: Path)
 def test_a_models_own_code_may_use_its_parameters(alone: dict[str, Told], tmp_path: Path) -> None:
     for ranks in trained(tmp_path, 2, DIRECT).values():
         check(ranks, alone["direct|batch=global"])
+
+
+def test_models_in_stages_are_trained_one_after_the_other() -> None:
+    done = succeed([*ARGOSY, "run", "--workers", "2", SCRIPT.parent / "two_models.py"])
+    first, second = (line.split()[-4:] for line in done.out.splitlines() if "losses" in line)
+    assert first == second == sorted(first, reverse=True)
+    assert "refused: an optimizer trains several models that are cut into stages" in done.out

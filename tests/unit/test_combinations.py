@@ -39,7 +39,9 @@ REFUSED = [
     ("pipeline=2 tensor=2 schedule=zero-bubble", 8, "schedule=zero-bubble: .* 2 replicas"),
     ("pipeline=2 tensor=2 micro_batches=1", 4, "micro_batches=1: schedule=1f1b keeps 2 workers busy"),
     ("pipeline=[3,1] accumulate=2", 4, "accumulate=2: .* use more micro_batches"),
-    ("pipeline=[3,1] schedule=gpipe", 4, "schedule=gpipe: stages of different sizes have an order of their own"),
+    ("pipeline=[3,1] schedule=gpipe", 4, r"schedule=gpipe: stages of different sizes, pipeline=\[3,1\], have an order"),
+    ("pipeline=[3,1] micro_batches=2", 4, "micro_batches=2: a stage has 3 workers that take turns; say 3 or more"),
+    ("pipeline=[3,1] split=a,b", 4, r"split=a,b: pipeline=\[3,1\] has 2 stages, so 1 modules begin a new one"),
     # what would be ignored
     ("shard_modules=blocks.*", 2, r"shard_modules=blocks.\*: it is for shard_stage=2 and 3"),
     ("pipeline=2 shard=2 shard_modules=blocks.*", 4, r"shard_modules=blocks.\*: stages are sharded by the size"),

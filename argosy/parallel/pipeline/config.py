@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,6 +61,19 @@ class PipelineConfig(Config):
             fix = f"schedule=interleaved goes in rounds of the {workers} workers; say {below} or {below + workers}"
             raise ConfigError("micro_batches", count, fix)
         return None
+
+    def check_turns(self, counts: Sequence[int]) -> None:
+        """Refuse what does not fit stages of so many workers each, which take micro-batches in turn."""
+        spelled = f"pipeline=[{','.join(map(str, counts))}]"
+        if self.schedule != "1f1b":
+            fix = f"stages of different sizes, {spelled}, have an order of their own, akin to 1f1b; leave it out"
+            raise ConfigError("schedule", self.schedule, fix)
+        if self.split_names() and len(self.split_names()) + 1 != len(counts):
+            fix = f"{spelled} has {len(counts)} stages, so {len(counts) - 1} modules begin a new one"
+            raise ConfigError("split", self.split, fix)
+        if self.micro_batches is not None and self.micro_batches < max(counts):
+            fix = f"a stage has {max(counts)} workers that take turns; say {max(counts)} or more"
+            raise ConfigError("micro_batches", self.micro_batches, fix)
 
     def stages_per_worker(self) -> int:
         """How many stages a worker has, if the cuts are to be found."""

@@ -54,6 +54,7 @@ class TorchStage(PipelineStage):
             group=group,
         )
         self._module, self._received, self._sent, self._meter = module, received, sent, meter
+        self._whole: set[int] = set()  # micro-batches whose backward has run whole, though it was asked for in parts
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Forward, timed, of the micro-batch with this number."""
@@ -61,19 +62,31 @@ class TorchStage(PipelineStage):
         with self._meter.working():
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
-        """Backward, timed. What goes back is contiguous, and zeros where nothing depends on what was sent."""
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Tensor | None = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        """Backward, timed. What goes back is contiguous, and zeros where nothing depends on what was sent.
+
+        torch finds the weights of a backward in two parts on the way to inputs that need a gradient. Where none does,
+        behind frozen layers, it would find none: there, backward runs whole.
+        """
+        apart = not full_backward and (self.is_first or any(m.requires_grad for m in self._received[bwd_chunk_id]))
         with self._meter.working():
-            super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+            super().backward_one_chunk(bwd_chunk_id, loss, not apart, last_backward)
+            if not full_backward and not apart:
+                self._whole.add(bwd_chunk_id)
             self.bwd_cache[bwd_chunk_id] = tuple(
                 _sendable(gradient, meta, self.device)
                 for gradient, meta in zip(self.bwd_cache[bwd_chunk_id], self._received[bwd_chunk_id], strict=True)
             )
 
-    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> None:
-        """Backward for weights only, timed."""
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """Backward for weights only, timed, unless it has run whole."""
+        if bwd_chunk_id in self._whole:
+            self._whole.remove(bwd_chunk_id)
+            return
         with self._meter.working():
-            super().backward_weight_one_chunk(*args, **kwargs)
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
     def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
         self.args_recv_info = {

@@ -114,14 +114,6 @@ def _check(counts: tuple[int, ...], workers: int, config: PipelineConfig, device
     if len(counts) < 2 or min(counts) < 1 or sum(counts) != workers:
         fix = f"expected the workers of each of two or more stages, {workers} in all, such as [{workers - 1},1]"
         raise ConfigError("pipeline", spelled, fix)
-    if config.schedule != "1f1b":
-        fix = f"stages of different sizes, pipeline={spelled}, have a schedule of their own, akin to 1f1b; leave it out"
-        raise ConfigError("schedule", config.schedule, fix)
-    if config.split_names() and len(config.split_names()) + 1 != len(counts):
-        fix = f"pipeline={spelled} has {len(counts)} stages, so {len(counts) - 1} modules begin a new one"
-        raise ConfigError("split", config.split, fix)
-    if config.micro_batches is not None and config.micro_batches < max(counts):
-        fix = f"a stage has {max(counts)} workers that take turns; say {max(counts)} or more"
-        raise ConfigError("micro_batches", config.micro_batches, fix)
+    config.check_turns(counts)
     if devices is not None and len(devices) != len(counts):
         raise ConfigError("devices", ",".join(devices), f"expected one for each of the {len(counts)} stages")

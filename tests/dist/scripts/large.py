@@ -1,7 +1,8 @@
 """Trains a small GPT under several strategies, one after the other, and writes the losses and parameters of each.
 
 usage: large.py FOLDER STRATEGY... ; words before a strategy, as in `loop sgd|shard_stage=3`, name its optimizer, have
-it trained in a loop that the script writes out, or (`direct`) choose a model whose own code uses parameters.
+it trained in a loop that the script writes out, or choose another model: one whose own code uses parameters (`direct`),
+or whose first layers are frozen, and which has buffers (`tuned`).
 """
 
 import sys
@@ -66,6 +67,25 @@ class Direct(GPT):
         return F.linear(self.norm(x), self.token.weight)
 
 
+class Tuned(GPT):
+    """The first layers are frozen; one buffer is constant, and one follows the samples."""
+
+    def __init__(self):
+        super().__init__()
+        for part in (self.token, self.place, self.blocks[0]):
+            part.requires_grad_(False)
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, WIDTH))
+        self.register_buffer("seen", torch.zeros(WIDTH))
+
+    def forward(self, tokens):
+        x = (self.token(tokens) + self.place(torch.arange(tokens.shape[1]))) * self.scale
+        for block in self.blocks:
+            x = block(x)
+        if self.training:
+            self.seen += x.detach().mean((0, 1))
+        return self.head(self.norm(x))
+
+
 def loss_fn(logits, targets):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
@@ -85,7 +105,7 @@ def train(strategy, folder):
     with argosy.init(line) as fleet:
         begin = torch.randint(0, WORDS, (84, 1), generator=torch.Generator().manual_seed(1))
         text = (begin + 5 * torch.arange(LENGTH + 1)) % WORDS
-        model = Direct() if "direct" in words else GPT()
+        model = (Direct if "direct" in words else Tuned if "tuned" in words else GPT)()
         optimizer = OPTIMIZERS[next((word for word in words.split() if word in OPTIMIZERS), "adamw")](
             model.parameters()
         )
