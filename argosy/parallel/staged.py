@@ -62,7 +62,7 @@ class StagedModel:
         clip_by_global_norm(self.model.parameters(), most, self._group, holders, counted)
 
     def _average_buffers(self) -> None:
-        """Buffers that a replica of the stage has changed become the mean over its readers; whole numbers the first's."""
+        """Buffers that a replica of the stage has changed become the mean over all; of whole numbers, the first's."""
         if self._buffers is None or not self._buffers.all():
             return
         weight, first = self._cursor.part(self._readers), all(axis.get_local_rank() == 0 for axis in self._replicas)

@@ -1,4 +1,4 @@
-"""Trains two equal models in stages, one after the other, each with an optimizer of its own, and prints their losses."""
+"""Trains two equal models in stages, one after the other, each with its own optimizer, and prints their losses."""
 
 import torch
 from torch import nn
