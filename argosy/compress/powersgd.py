@@ -11,7 +11,8 @@ A worker keeps what its own matrix loses by this, M_r - P (M_r^T P)^T, and adds 
 equal part of the result, as is usual, has the same sum, but lets what tells the workers apart grow without end.)
 
 The P of all matrices of a bucket are summed together, and so are their Q: two exchanges. Tensors of one dimension, and
-those that would not get smaller, travel whole beside the P. A tensor of more dimensions is a matrix of shape[0] rows.
+those that are small or would not get smaller, travel whole beside the P: small matrices are a small part of what
+travels, and lose as much by it as large ones. A tensor of more dimensions is a matrix of shape[0] rows.
 
 Arithmetic that all workers do for themselves is in native code that has the same bits on every CPU.
 
@@ -30,7 +31,7 @@ import math
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -46,6 +47,8 @@ from argosy.comm.engine import EngineGroup
 from argosy.comm.pending import Pending
 from argosy.compress.codec import Bucket, Codec, Part
 from argosy.compress.kept import Cuts, Residuals, Rooms, Scratch, address_of
+
+MIN_ELEMENTS: Final = 16_384
 
 
 @dataclass(frozen=True)
@@ -82,15 +85,15 @@ class _Plan:
 
 
 class PowerSgdCodec(Codec):
-    """Sums gradients as matrices of rank `rank`."""
+    """Sums gradients of `min_elements` or more as matrices of rank `rank`."""
 
     weighs = True
 
-    def __init__(self, rank: int = 4) -> None:
+    def __init__(self, rank: int = 4, min_elements: int = MIN_ELEMENTS) -> None:
         super().__init__()
         if rank < 1:
             raise ValueError(f"rank={rank}: a rank is a whole number from 1 on")
-        self._rank = rank
+        self._rank, self._min_elements = rank, min_elements
         self._starts: dict[str, Tensor] = {}  # for each matrix the Q to begin with, the same on all workers
         self._sent: dict[str, _Sent] = {}
         self._plans = Cuts(self._plan)
@@ -166,7 +169,8 @@ class PowerSgdCodec(Codec):
             return None
         rows, numbers = part.shape[0], part.end - part.begin
         columns = numbers // rows if rows else 0
-        return (rows, columns, self._rank) if self._rank * (rows + columns) < numbers else None
+        smaller = numbers >= self._min_elements and self._rank * (rows + columns) < numbers
+        return (rows, columns, self._rank) if smaller else None
 
     def _start(self, name: str, rank: int, columns: int) -> Tensor:
         """The Q to begin with: where the last step ended, or anything, as long as all workers begin with the same."""

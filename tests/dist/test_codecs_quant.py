@@ -27,7 +27,7 @@ CODECS: dict[str, Callable[[], Codec]] = {
     "int8": lambda: QuantisedCodec(bits=8),
     "int4": lambda: QuantisedCodec(bits=4),
     "sign": SignCodec,
-    "powersgd": lambda: PowerSgdCodec(rank=2),
+    "powersgd": lambda: PowerSgdCodec(rank=2, min_elements=1),
 }
 KEEPING = ["int8", "int4", "sign", "powersgd"]  # those with error feedback
 # What one step may lose of a gradient, and the bytes that it may take, as parts of the whole.
