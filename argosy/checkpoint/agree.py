@@ -79,12 +79,11 @@ def _attempt(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
 
 
 def _agreed(group: Group, result: Any, failure: Exception | None) -> list[Any]:
-    if group.size == 1:
-        if failure is not None:
-            raise failure
-        return [result]
+    if isinstance(failure, CheckpointError) and group.size == 1:
+        raise failure
     told = gather(group, {"error": str(failure) or repr(failure)} if failure is not None else {"result": result})
     for rank, each in enumerate(told):
         if "error" in each:
-            raise CheckpointError(f"rank {rank}: {each['error']}") from failure
+            who = f"rank {rank}: " if group.size > 1 else ""
+            raise CheckpointError(f"{who}{each['error']}") from failure
     return [each["result"] for each in told]

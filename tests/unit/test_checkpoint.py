@@ -164,20 +164,20 @@ def test_schedulers_continue(folder: Path, make: Callable[[Any], Any]) -> None:
 )
 def test_what_is_no_data_is_refused_where_it_stands(folder: Path, value: object) -> None:
     write(folder, {"model": {"lr": 1}})
-    with pytest.raises((TypeError, CheckpointError), match=rf"optimizer/groups/#0/rule.*{type(value).__name__}"):
+    with pytest.raises(CheckpointError, match=rf"optimizer/groups/#0/rule.*{type(value).__name__}"):
         write(folder, {"model": {"lr": 2}, "optimizer": {"groups": [{"rule": value}]}})
     assert read(folder) == {"model": {"lr": 1}}
 
 
 @pytest.mark.parametrize("state", [len, {"rule": len}, {len: 1}], ids=["itself", "in it", "as a key"])
 def test_the_object_that_cannot_be_saved_is_named(folder: Path, state: Any) -> None:
-    with pytest.raises((TypeError, CheckpointError), match="optimizer"):
+    with pytest.raises(CheckpointError, match="optimizer"):
         write(folder, {"model": {"lr": 1}, "optimizer": state})
 
 
 @pytest.mark.parametrize("key", [(1, 2), None, 1.5, True], ids=repr)
 def test_keys_other_than_text_and_whole_numbers_are_refused(folder: Path, key: Any) -> None:
-    with pytest.raises((TypeError, CheckpointError)) as caught:
+    with pytest.raises(CheckpointError) as caught:
         again(folder, {"inner": {key: 1}})
     assert "inner" in str(caught.value)
     assert f"the key {key!r}" in str(caught.value)
