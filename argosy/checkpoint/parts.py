@@ -1,8 +1,8 @@
 """The objects of a script and their states: what a checkpoint keeps of each, and how it gets it back.
 
 Models are filled where their tensors are, whatever the mesh; optimizers by the names of their parameters; everything
-else (schedulers, loaders) through its `load_state_dict`. A key that is missing, left over or of another shape is named,
-and nothing has been changed then.
+else (schedulers, loaders) through its `load_state_dict`. What does not fit (a key that is missing, left over, of
+another shape or kind, or that cannot be written) is named, and nothing has been changed then.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from argosy.checkpoint import tree
 from argosy.checkpoint.agree import together
 from argosy.checkpoint.errors import CheckpointError
-from argosy.checkpoint.optimizer import NamedOptimizer, parameter_names
+from argosy.checkpoint.optimizer import NamedOptimizer, Stored, parameter_names
 from argosy.checkpoint.pieces import pieces_of
 from argosy.checkpoint.random_state import set_random_state
 from argosy.checkpoint.read import Opened, Request, fill
@@ -60,6 +60,7 @@ class Loading:
         self._opened, self._models = opened, models
         self.requests: list[Request] = []
         self._after: list[Callable[[], Any]] = []
+        self._stored: dict[str, list[Any]] = {}  # the keys that the checkpoint has of each model and optimizer
 
     def prepare(self, parts: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Ask for all that this rank needs; returns the keys that it has of each model and optimizer."""
@@ -75,6 +76,8 @@ class Loading:
                 keys[role] = self._prepare_optimizer(role, part, stored[role])
             else:
                 value = self._value(stored[role], part.state_dict(), role)
+                if hasattr(part, "check_state_dict"):  # while there is nothing to undo; tensors in it are not read yet
+                    part.check_state_dict(value)
                 self._after.append(lambda part=part, value=value: part.load_state_dict(value))  # type: ignore[misc]
         return keys
 
@@ -89,14 +92,8 @@ class Loading:
     def check_left_over(self, keys: list[dict[str, list[Any]]]) -> None:
         """Refuse a checkpoint that has keys of a model or parameters of an optimizer which no rank has."""
         for role in keys[0]:
-            here = {(type(key), key) for each in keys for key in each[role]}
-            form = tree.entries(self._opened.manifest.parts[role])
-            if "param_groups" in form and "others" in form:
-                groups = tree.entries(form["param_groups"]).values()
-                there = [key for group in groups for key in tree.entries(tree.entries(group)["params"])]
-            else:
-                there = list(form)
-            if extra := [key for key in there if (type(key), key) not in here]:
+            here = {key for each in keys for key in each[role]}
+            if extra := [key for key in self._stored[role] if key not in here]:
                 raise CheckpointError(f"{self._opened.address}: {role} has no {_some(extra)}, and the checkpoint does")
 
     def apply(self) -> None:
@@ -105,7 +102,11 @@ class Loading:
             act()
 
     def _prepare_model(self, role: str, model: nn.Module, form: Any) -> list[Any]:
-        state, stored = model.state_dict(), tree.entries(form)
+        try:
+            state, stored = model.state_dict(), tree.entries(form)
+        except ValueError:
+            raise CheckpointError(f"{self._opened.address}: {role} is not the state of a model") from None
+        self._stored[role] = list(stored)
         if missing := [key for key in state if key not in stored]:
             raise CheckpointError(f"{self._opened.address}: the checkpoint has no {_some(missing)} of {role}")
         own = {
@@ -120,16 +121,19 @@ class Loading:
                 key: torch.empty_like(value) if isinstance(value, Tensor) else value for key, value in state.items()
             }
             loaded = {key: self._value(stored[key], value, key) for key, value in fresh.items()}
+            for key, held in own.items():
+                if key in state:
+                    self._check_writable(f"{role}/{key}", held)
             self._after.append(lambda: model.load_state_dict(loaded))
         return list(state)
 
     def _prepare_optimizer(self, role: str, optimizer: Optimizer, form: Any) -> list[Any]:
         named = NamedOptimizer(optimizer, parameter_names(self._models, optimizer))
-        groups = tree.entries(tree.entries(form)["param_groups"]).values()
-        stored = {(type(key), key) for group in groups for key in tree.entries(tree.entries(group)["params"])}
-        if missing := [name for name in named.names() if (type(name), name) not in stored]:
+        stored = Stored.of(form, role)
+        self._stored[role] = list(stored.members)
+        if missing := [name for name in named.names() if name not in stored.members]:
             raise CheckpointError(f"{self._opened.address}: the checkpoint has no {_some(missing)} of {role}")
-        self._after.append(named.load(role, form, self._opened.manifest.tensors, self._ask))
+        self._after.append(named.load(role, stored, self._opened.manifest.tensors, self._ask))
         return list(named.names())
 
     def _value(self, form: Any, like: Any, role: str) -> Any:
@@ -157,7 +161,35 @@ class Loading:
                 f"{self._opened.address}: {name} has the shape {list(entry.shape)} in the checkpoint, and "
                 f"{list(pieces.shape)} here"
             )
+        if not _converts(DTYPES[entry.dtype], pieces.dtype):
+            raise CheckpointError(
+                f"{self._opened.address}: {name} is {DTYPES[entry.dtype]} in the checkpoint, and {pieces.dtype} here, "
+                f"which cannot hold its values"
+            )
+        self._check_writable(name, target)
         self.requests.append(Request(name, pieces))
+
+    def _check_writable(self, name: str, target: Tensor) -> None:
+        local = target.to_local() if isinstance(target, DTensor) else target
+        if local.layout == torch.strided and any(
+            size > 1 and stride == 0 for size, stride in zip(local.shape, local.stride(), strict=True)
+        ):
+            why = "it is expanded, so that several of its elements are one; make it a tensor of its own with clone()"
+        elif local.is_inference() and not torch.is_inference_mode_enabled():
+            why = "it was made under torch.inference_mode()"
+        else:
+            return
+        raise CheckpointError(f"{self._opened.address}: {name} cannot be written here: {why}")
+
+
+def _converts(there: torch.dtype, here: torch.dtype) -> bool:
+    """Whether a type is converted: whole numbers to one that holds them all, the others as torch's arithmetic does."""
+    if there == here or there.is_floating_point or there.is_complex or here.is_floating_point or here.is_complex:
+        return torch.can_cast(there, here)
+    (low, high), (lowest, highest) = (
+        (0, 1) if each == torch.bool else (torch.iinfo(each).min, torch.iinfo(each).max) for each in (there, here)
+    )
+    return lowest <= low and high <= highest
 
 
 def _tensor_name(form: Any, role: str, key: str) -> str:

@@ -196,6 +196,7 @@ class Reader:
             target = into[part.within(box)] if box.sizes else into
             inner = Box(tuple(a - b for a, b in zip(part.offsets, piece.box.offsets, strict=True)), part.sizes)
             direct = target.dtype == place.dtype and target.device.type == "cpu" and target.is_contiguous()
+            direct = direct and not (target.is_conj() or target.is_neg())  # whose bytes are not its values
             room = target if direct else torch.empty(part.sizes, dtype=place.dtype)
             try:
                 shard.read_box(source, place, inner, room)
