@@ -22,6 +22,7 @@ from argosy.checkpoint.boxes import Box
 from argosy.checkpoint.errors import CheckpointError
 from argosy.checkpoint.pieces import Pieces, pieces_of
 from argosy.checkpoint.plan import Planned, describe, plan
+from argosy.checkpoint.storage import make_folder, sync_folder
 from argosy.comm.engine import EngineGroup
 from argosy.comm.group import Group
 
@@ -84,9 +85,9 @@ def _assembled(planned: dict[str, Planned], held: dict[str, Pieces], group: Grou
 
 
 def _write(path: Path, planned: dict[str, Planned], tensors: Iterator[Tensor]) -> None:
-    """Write aside, sync, rename."""
+    """Write aside, sync, rename, sync."""
     aside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     outline = [
         shard.Entry(name, torch.empty(planned[name].shape, dtype=shard.DTYPES[planned[name].dtype], device="meta"))
         for name in _order(planned)
@@ -99,6 +100,7 @@ def _write(path: Path, planned: dict[str, Planned], tensors: Iterator[Tensor]) -
             stream.flush()
             os.fsync(stream.fileno())
         aside.replace(path)
+        sync_folder(path.parent)
     finally:
         aside.unlink(missing_ok=True)
 

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 from typing import Final
 
-from argosy.checkpoint.errors import CheckpointError
+from argosy.checkpoint.errors import CheckpointError, NoCheckpoint
 from argosy.checkpoint.manifest import Manifest
 from argosy.checkpoint.storage import MANIFEST, REPLACED, Storage, parent, storage_at
 
-_STEP: Final = re.compile(r"step-([0-9]{8,})(" + re.escape(REPLACED) + r")?")
+_STEP: Final = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,})(" + re.escape(REPLACED) + r")?")
 
 
 def step_name(step: int) -> str:
@@ -23,23 +23,29 @@ def step_name(step: int) -> str:
 
 
 def step_of(folder: str) -> int | None:
-    """The step that a folder is named for.
+    """The step that a folder is named for, also one that is being replaced.
 
-    >>> step_of("step-00000120"), step_of("notes")
-    (120, None)
+    >>> step_of("step-00000120"), step_of("step-00000120.replaced"), step_of("notes")
+    (120, 120, None)
     """
     found = _STEP.fullmatch(folder)
     return int(found[1]) if found else None
 
 
 def steps_in(storage: Storage) -> list[str]:
-    """The folders of steps, newest first. One that was being replaced counts if its replacement did not come."""
-    names = storage.names()
-    found = [name for name in names if step_of(name) is not None and storage.finished(name)]
-    current = [
-        name for name in found if name.removesuffix(REPLACED) == name or name.removesuffix(REPLACED) not in names
-    ]
-    return sorted(current, key=lambda name: step_of(name) or 0, reverse=True)
+    """The folders of steps, newest first."""
+    by_step = _by_step(storage)
+    return [by_step[step] for step in sorted(by_step, reverse=True) if storage.finished(by_step[step])]
+
+
+def _by_step(storage: Storage) -> dict[int, str]:
+    """The folder of each step. One that was being replaced counts if its replacement did not come."""
+    found: dict[int, str] = {}
+    for name in sorted(storage.names(), key=lambda name: name.endswith(REPLACED)):
+        step = step_of(name)
+        if step is not None:
+            found.setdefault(step, name)
+    return found
 
 
 def find(path: str | Path) -> tuple[Storage, list[str], bool]:
@@ -49,17 +55,25 @@ def find(path: str | Path) -> tuple[Storage, list[str], bool]:
         if MANIFEST in storage.names():
             return storage, [""], True
         folder, name = parent(path)
-        if step_of(name) is not None:
+        if (step := step_of(name)) is not None:
             above = storage_at(folder)
-            there = [each for each in (name, name + REPLACED) if each in above.names()]
-            if not there:
-                raise CheckpointError(f"no checkpoint at {path}: there is no such folder")
-            return above, there[:1], True
+            if (there := _by_step(above).get(step)) is None:
+                raise NoCheckpoint(f"no checkpoint at {path}: there is no such folder")
+            return above, [there], True
         if folders := steps_in(storage):
             return storage, folders, False
     except OSError as error:
         raise CheckpointError(f"no checkpoint at {path}: {error}") from error
-    raise CheckpointError(f"no checkpoint at {path}: it holds no step-00000000 folder or the like, and no {MANIFEST}")
+    raise NoCheckpoint(f"no checkpoint at {path}: it holds no step-00000000 folder or the like, and no {MANIFEST}")
+
+
+def is_there(path: str | Path) -> bool:
+    """Whether a path names a checkpoint, or a folder with any; whole or damaged."""
+    try:
+        find(path)
+    except NoCheckpoint:
+        return False
+    return True
 
 
 def read_manifest(storage: Storage, folder: str) -> tuple[bytes, Manifest]:
@@ -85,12 +99,15 @@ def looks_whole(storage: Storage, folder: str) -> bool:
 
 
 def prune(storage: Storage, keep: int, saved: str) -> None:
-    """Remove all but the last `keep` whole checkpoints, of which the one just saved is one."""
+    """Keep the last `keep` whole checkpoints, of which the one just saved is one; remove what is earlier than these.
+
+    A damaged one among those that are kept stays: it counts for nothing, but may be all there is of its step.
+    """
     kept = 1
     for folder in steps_in(storage):
-        if folder == saved or not looks_whole(storage, folder):
+        if folder == saved:
             continue
-        if kept < keep:
-            kept += 1
-        else:
+        if kept == keep:
             storage.remove(folder)
+        elif looks_whole(storage, folder):
+            kept += 1

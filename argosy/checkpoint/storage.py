@@ -133,10 +133,7 @@ class Folder(Storage):
 
     def begin(self, folder: str, nonce: str) -> str:
         """Make the folder aside. Those of earlier saves that were killed are removed: nobody writes them any more."""
-        missing = [path for path in (self._root, *self._root.parents) if not path.exists()]
-        self._root.mkdir(parents=True, exist_ok=True)
-        for path in missing:
-            _sync(path.parent)
+        make_folder(self._root)
         for name in self.names():
             if name.startswith(_ASIDE):
                 shutil.rmtree(self._root / name, ignore_errors=True)
@@ -148,14 +145,14 @@ class Folder(Storage):
         """Write the manifest, sync, rename, sync."""
         with self.create(f"{aside}/{MANIFEST}") as sink:
             sink.write(memoryview(manifest))
-        _sync(self._root / aside)
+        sync_folder(self._root / aside)
         final, replaced = self._root / folder, self._root / (folder + REPLACED)
         if final.exists():
             if replaced.exists():
                 shutil.rmtree(replaced)
             final.rename(replaced)
         (self._root / aside).rename(final)
-        _sync(self._root)
+        sync_folder(self._root)
         shutil.rmtree(replaced, ignore_errors=True)
 
     def discard(self, aside: str, nonce: str) -> None:
@@ -174,7 +171,16 @@ class Folder(Storage):
             shutil.rmtree(aside)
 
 
-def _sync(path: Path) -> None:
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, that a crash of the machine does not take away again."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        sync_folder(each.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -183,15 +189,17 @@ def _sync(path: Path) -> None:
 
 
 def storage_at(path: str | Path) -> Storage:
-    """The storage that a path, or a URL that fsspec knows, names."""
+    """The storage that a path, or a URL that fsspec knows, names; from now on, whatever folder the script goes to."""
     text = str(path)
+    if not text:
+        raise CheckpointError("the path of a checkpoint is empty; give the folder that is to hold it")
     if "://" in text and not isinstance(path, Path):
         from argosy.checkpoint.remote import Remote
 
         return Remote(text)
     if isinstance(path, Path) and re.match(r"[a-z][a-z0-9+]+:/", text):
         raise CheckpointError(f"{text} was a URL before it became a Path; give it as text")
-    return Folder(Path(path))
+    return Folder(Path(path).absolute())
 
 
 def parent(path: str | Path) -> tuple[str | Path, str]:
@@ -199,4 +207,4 @@ def parent(path: str | Path) -> tuple[str | Path, str]:
     if "://" in str(path) and not isinstance(path, Path):
         folder, _, name = str(path).rstrip("/").rpartition("/")
         return folder, name
-    return Path(path).parent, Path(path).name
+    return Path(path).absolute().parent, Path(path).absolute().name
