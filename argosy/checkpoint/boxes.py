@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 Run = tuple[int, int]  # from, up to
+_MOST_CUT: Final = 8  # dimensions of one tensor along which a mesh divides it
 
 
 @dataclass(frozen=True, order=True)
@@ -70,6 +73,28 @@ class Box:
 def whole(shape: Sequence[int]) -> Box:
     """The box that is the whole tensor."""
     return Box((0,) * len(shape), tuple(shape))
+
+
+def tile(boxes: Sequence[Box], shape: Sequence[int]) -> bool:
+    """Whether boxes within a tensor make it up: each of its elements is in exactly one of them.
+
+    A box counts 1 at its first corner, -1 at the next along any dimension, and so on, alternating. Added up over boxes
+    that cover a tensor once, that leaves the tensor's own corners, and over no others: nothing is compared in pairs.
+
+    >>> tile([Box((0,), (2,)), Box((2,), (3,))], (5,)), tile([Box((0,), (3,)), Box((2,), (2,))], (5,))
+    (True, False)
+    """
+    if 0 in shape:
+        return not boxes
+    cut = [dim for dim, size in enumerate(shape) if any(box.sizes[dim] != size for box in boxes)]
+    if len(cut) > _MOST_CUT:
+        return False
+    corners: Counter[tuple[int, ...]] = Counter()
+    for box, sign in [*((box, 1) for box in boxes), (whole(shape), -1)]:
+        ends = [((box.offsets[dim], 1), (box.offsets[dim] + box.sizes[dim], -1)) for dim in cut]
+        for corner in itertools.product(*ends):
+            corners[tuple(at for at, _ in corner)] += sign * math.prod(factor for _, factor in corner)
+    return not any(corners.values())
 
 
 def chunk(runs: list[Run], count: int, number: int) -> list[Run]:

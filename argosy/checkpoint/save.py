@@ -6,6 +6,7 @@ ranks through a group of its own: the order of operations of the job's group bel
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable
 from functools import reduce
@@ -119,13 +120,18 @@ class Saver:
         planned, parts, mine = {}, {}, []
         for role in states:
             parts[role] = reduce(tree.merge, _distinct(gather(self._group, forms[role])))
+            named: set[str] = set()
+            tree.join(parts[role], named.add)
             everywhere = gather(self._group, described[role])
             for name, tensor in plan(everywhere, lambda _, role=role: role in lowest_only).items():  # type: ignore[misc]
+                if name not in named:  # it stands where a lower rank has something else, which is what counts
+                    continue
                 planned[name] = tensor
                 for box, rank in tensor.boxes:
                     if rank == self._group.rank:
                         mine.append(Entry(key_of(name, box, tensor.shape), tensors[role][name].view(box)))
-        return Planning(storage_at(path), step, strategy, keep, parts, planned, mine)
+        number, most = operator.index(step), operator.index(keep) if keep is not None else None
+        return Planning(storage_at(path), number, strategy, most, parts, planned, mine)
 
 
 def _distinct(forms: list[Any]) -> list[Any]:
@@ -133,9 +139,14 @@ def _distinct(forms: list[Any]) -> list[Any]:
 
 
 def _check(path: str | Path, step: int, keep: int | None) -> None:
-    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+    if not _is_number(step, 0):
         raise CheckpointError(f"step={step!r}: expected a whole number, 0 or more")
-    if keep is not None and (not isinstance(keep, int) or isinstance(keep, bool) or keep < 1):
+    if keep is not None and not _is_number(keep, 1):
         raise CheckpointError(f"keep={keep!r}: expected how many checkpoints to keep, 1 or more, or None for all")
     if step_of(parent(path)[1]) is not None:
         raise CheckpointError(f"{path} is the name of one step's checkpoint; give the folder that is to hold the steps")
+
+
+def _is_number(value: Any, least: int) -> bool:
+    """Whether it is a whole number, numpy's included."""
+    return hasattr(value, "__index__") and not isinstance(value, bool) and operator.index(value) >= least

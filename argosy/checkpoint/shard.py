@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from argosy.checkpoint.boxes import Box, whole
-from argosy.checkpoint.errors import CheckpointError
+from argosy.checkpoint.errors import CheckpointError, reason
 
 CHUNK_BYTES: Final = 8 << 20
 _MAX_HEADER_BYTES: Final = 100_000_000  # safetensors' own limit
@@ -161,8 +161,8 @@ class Place:
     begin: int
 
 
-def places(source: Source, name: str) -> dict[str, Place]:
-    """What the header of a file says. The file has been verified; an odd one is refused all the same."""
+def places(source: Source, name: str, size_bytes: int) -> dict[str, Place]:
+    """What the header of a file of so many bytes says; an odd one is refused, even if it is what was saved."""
     try:
         length = int.from_bytes(_exactly(source, 8), "little")
         if length > _MAX_HEADER_BYTES:
@@ -175,10 +175,12 @@ def places(source: Source, name: str) -> dict[str, Place]:
                 place = Place(DTYPES[entry["dtype"]], shape, 8 + length + begin)
                 if end - begin != whole(shape).elements * place.dtype.itemsize:
                     raise ValueError(f"{key} has {end - begin} bytes")
+                if begin < 0 or 8 + length + end > size_bytes:
+                    raise ValueError(f"{key} is not within the file")
                 found[key] = place
         return found
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{name} is not a safetensors file: {error!r}") from error
+        raise CheckpointError(f"{name} is not a safetensors file: {reason(error)}") from error
 
 
 def read_box(source: Source, place: Place, box: Box, into: Tensor) -> None:

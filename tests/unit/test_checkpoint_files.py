@@ -6,17 +6,21 @@ import json
 import os
 import pickle
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from checkpoint_harness import State, assert_same
 from kept_states import read, write
 
-from argosy.checkpoint import manifest, shard
+from argosy.checkpoint import manifest, shard, storage
 from argosy.checkpoint.errors import CheckpointError
+from argosy.checkpoint.save import Saver
+from argosy.comm.group import SoloGroup
 
 # Whole or absent.
 
@@ -137,6 +141,8 @@ def test_the_last_whole_ones_are_kept(folder: Path) -> None:
     (folder / "step-00000003" / "rank0.safetensors").write_bytes(b"damaged")
     write(folder, NEW, step=4, keep=2)
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000002", "step-00000003", "step-00000004"]
+    write(folder, NEW, step=5, keep=2)
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000004", "step-00000005"], "what is earlier goes"
 
 
 def test_the_one_just_saved_is_kept_and_later_ones_are_told(folder: Path) -> None:
@@ -160,7 +166,10 @@ def test_a_path_that_cannot_hold_a_checkpoint_is_named(folder: Path) -> None:
     [
         ("net/step-00000004", {}, "give the folder that is to hold the steps"),
         ("net", {"step": -1}, "step=-1: expected"),
+        ("net", {"step": 1.0}, "step=1.0: expected"),
+        ("net", {"step": True}, "step=True: expected"),
         ("net", {"keep": 0}, "keep=0: expected"),
+        ("", {}, "the path of a checkpoint is empty"),
         ("nosuch://net", {}, "nosuch://net cannot be reached"),
         (Path("s3://net"), {}, "give it as text"),
     ],
@@ -175,6 +184,25 @@ def test_a_path_without_a_checkpoint_is_named(folder: Path) -> None:
     for path in (folder, folder / "step-00000003"):
         with pytest.raises(CheckpointError, match=f"no checkpoint at {path}"):
             read(path)
+
+
+def test_a_step_may_be_a_number_of_numpy(folder: Path) -> None:
+    write(folder, OLD, step=np.int64(3), keep=np.int32(2))
+    assert_same(OLD, read(folder / "step-00000003"))
+
+
+def test_a_relative_path_is_where_it_was_when_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    begun = threading.Event()
+    real = storage.Folder.begin
+    monkeypatch.setattr(storage.Folder, "begin", lambda *given: (begun.wait(5), real(*given))[1])
+    saver = Saver(SoloGroup(), SoloGroup)
+    saver.save("net", OLD, step=0, wait=False)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    begun.set()
+    saver.close()
+    assert_same(OLD, read(tmp_path / "net"))
 
 
 # Damage.
@@ -232,6 +260,11 @@ def test_a_missing_manifest_is_named(saved: Path) -> None:
     assert_refused(saved, "manifest.json is missing")
 
 
+def piece(content: Any) -> Any:
+    """The only piece of the model's tensor."""
+    return content["tensors"]["model/w"]["pieces"][0]
+
+
 EDITS: dict[str, Callable[[Any], Any]] = {
     "another format": lambda outer: outer.update(format="argosy-checkpoint-99"),
     "no format": lambda outer: outer.pop("format"),
@@ -247,6 +280,20 @@ FORGED: dict[str, Callable[[Any], Any]] = {
     "file is not listed": lambda content: content["tensors"]["model/w"].update(pieces=[[[0], [3], "x", "model/w"]]),
     "unknown type": lambda content: content["tensors"]["model/w"].update(dtype="OBJECT"),
     "path upwards": lambda content: content["files"].update({"../x": {"size_bytes": 1, "sha256": ""}}),
+    "step in words": lambda content: content.update(step="x"),
+    "no worker": lambda content: content.update(world=0),
+    "time in numbers": lambda content: content.update(saved=7),
+    "versions in a list": lambda content: content.update(versions=[]),
+    "size in words": lambda content: content["files"]["rank0.safetensors"].update(size_bytes="x"),
+    "offsets of another rank": lambda content: piece(content).__setitem__(0, [0, 0]),
+    "sizes of another rank": lambda content: piece(content).__setitem__(1, [3, 1]),
+    "before the beginning": lambda content: piece(content).__setitem__(0, [-1]),
+    "beyond the end": lambda content: piece(content).__setitem__(0, [1]),
+    "a huge shape": lambda content: content["tensors"]["optimizer/m"].update(shape=[10**9, 10**9]),
+    "a piece without a name": lambda content: piece(content).__setitem__(3, []),
+    "a hole": lambda content: content["tensors"]["model/w"].update(shape=[4]),
+    "a piece twice": lambda content: content["tensors"]["model/w"]["pieces"].append(piece(content)),
+    "a part of nothing": lambda content: content["parts"].update(model={"list": []}),
     "path from the root": lambda content: content["files"].update({"/etc/passwd": {"size_bytes": 1, "sha256": ""}}),
 }
 
@@ -262,6 +309,25 @@ def test_a_manifest_that_argosy_did_not_write_is_refused(saved: Path, edit: str)
         outer["sha256"] = manifest._digest(outer["content"])
     file.write_text(json.dumps(outer))
     assert_refused(saved, r"manifest\.json")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: piece(content).__setitem__(3, "model/nope"),
+        lambda content: content["tensors"]["model/w"].update(dtype="I32"),
+        lambda content: content["tensors"]["model/w"].update(dtype="F16"),
+        lambda content: (content["tensors"]["model/w"].update(shape=[2]), piece(content).__setitem__(1, [2])),
+    ],
+    ids=["another name", "another type", "a smaller type", "another shape"],
+)
+def test_a_file_that_does_not_hold_what_the_manifest_says_is_refused(saved: Path, change: Callable[[Any], Any]) -> None:
+    file = newest(saved) / "manifest.json"
+    outer = json.loads(file.read_text())
+    change(outer["content"])
+    outer["sha256"] = manifest._digest(outer["content"])
+    file.write_text(json.dumps(outer))
+    assert_refused(saved, r"rank0\.safetensors does not hold model/.* as the manifest says")
 
 
 @pytest.mark.parametrize(
@@ -281,6 +347,10 @@ def test_a_form_that_argosy_did_not_write_is_refused(saved: Path, form: Any) -> 
 )
 def test_a_manifest_that_is_no_json_is_refused(saved: Path, content: bytes) -> None:
     (newest(saved) / "manifest.json").write_bytes(content)
+    with pytest.raises(CheckpointError) as caught:
+        read(newest(saved))
+    assert "\\x" not in str(caught.value), "what it says is in words"
+    assert str(caught.value).count("use an earlier checkpoint") == 1
     assert_refused(saved, r"manifest\.json")
 
 
@@ -299,5 +369,5 @@ def test_a_pickle_is_refused_and_not_executed(folder: Path, tmp_path: Path, monk
     monkeypatch.setattr(shard, "stream", lambda entries: iter([memoryview(trap)]))
     write(folder, OLD)
     with pytest.raises(CheckpointError, match=r"rank0\.safetensors is not a safetensors file"):
-        read(folder)
+        read(folder / "step-00000000")
     assert not (tmp_path / "executed").exists()

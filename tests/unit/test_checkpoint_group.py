@@ -1,6 +1,7 @@
 """Workers save and load together: all of them return, or all raise the same error; with or without a shared disk."""
 
 import itertools
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard, _StridedShard
 
 from argosy.checkpoint.agree import patiently
-from argosy.checkpoint.boxes import boxes_of, whole
+from argosy.checkpoint.boxes import Box, boxes_of, tile, whole
 from argosy.checkpoint.errors import CheckpointError
 from argosy.checkpoint.export import export
 from argosy.checkpoint.pieces import held
@@ -189,7 +190,7 @@ def test_work_that_takes_longer_than_the_group_waits_is_waited_for() -> None:
     assert on_all_workers(work, patience_seconds=1.5) == [[0, 1, 2]] * 3
 
 
-def test_a_model_is_exported_whole(tmp_path: Path) -> None:
+def test_a_model_is_exported_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from safetensors.torch import load_file
 
     class Tied(torch.nn.Module):
@@ -199,12 +200,15 @@ def test_a_model_is_exported_whole(tmp_path: Path) -> None:
             self.head.weight = self.embed.weight
             self.register_buffer("count", torch.tensor(3))
 
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(Path(os.readlink(f"/proc/self/fd/{fd}"))), fsync(fd)))
     model = Tied()
     path = tmp_path / "out" / "net.safetensors"
     assert on_all_workers(lambda group: export(path, model, group)) == [None] * 3
     loaded = load_file(path)
     assert_same(loaded, {"count": model.count, "embed.weight": model.embed.weight.detach()})
     assert [each.name for each in path.parent.iterdir()] == ["net.safetensors"]
+    assert {path.parent, tmp_path} <= set(synced), "the names are on the disk, too"
     with pytest.raises(CheckpointError, match="s3://net is a URL"):
         export("s3://net", model, SoloGroup())
     (tmp_path / "file").write_text("")
@@ -316,6 +320,37 @@ def test_boxes_of_uneven_meshes_cover_a_tensor_once() -> None:
         for box, _ in boxes_of(runs):
             covered[box.within(whole(shape))] += 1
     assert torch.equal(covered, torch.ones(shape, dtype=torch.int))
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(
+    shape=st.lists(st.integers(0, 4), max_size=3),
+    cuts=st.lists(st.integers(1, 3), min_size=3, max_size=3),
+    change=st.tuples(st.sampled_from(["none", "less", "twice", "moved"]), st.integers(0, 99)),
+)
+def test_boxes_tile_if_each_element_is_in_one(shape: list[int], cuts: list[int], change: tuple[str, int]) -> None:
+    boxes = [whole(shape)] if 0 not in shape else []
+    for count in cuts:
+        boxes = [part for box in boxes for part in box.split(count)]
+    what, number = change
+    if boxes and what != "none":
+        box = boxes.pop(number % len(boxes))
+        if what == "twice":
+            boxes += [box, box]
+        if what == "moved":
+            boxes.append(Box(tuple(0 for _ in shape), box.sizes))
+    covered = torch.zeros(shape, dtype=torch.int)
+    for box in boxes:
+        covered[box.within(whole(shape))] += 1
+    assert tile(boxes, shape) == bool((covered == 1).all())
+
+
+def test_what_ranks_hold_in_other_forms_is_the_lowest_ones(folder: Path) -> None:
+    def work(group: Threads) -> None:
+        write(folder, {"rest": {"seen": [torch.full((2,), float(group.rank))] * (group.rank + 1)}}, group)
+
+    assert on_all_workers(work) == [None] * 3
+    assert_same(read(folder), {"rest": {"seen": [torch.zeros(2)]}})
 
 
 def test_a_tensor_that_is_not_reduced_yet_is_refused() -> None:
