@@ -49,6 +49,9 @@ class Loader:
             if exchange is None:
                 raise TypeError("balance=true needs `exchange`, by which the workers tell each other their speeds")
             self._balance = Balance(workers, prefetched(loader), cursor, exchange, told)
+        self._order = {"seed": config.seed}
+        if hasattr(loader.dataset, "__len__"):  # a script's own sampler may do without
+            self._order["dataset"] = len(loader.dataset)
         self._sampler = _EpochSampler()
         self._inner = _with_batch_sampler(loader, self._sampler)
         self._plan.epoch(0, 0)  # a sampler that cannot be divided says so now, not in the middle of a job
@@ -83,13 +86,28 @@ class Loader:
     def state_dict(self) -> dict[str, int]:
         """What a checkpoint keeps: the epoch, and how many of its samples are trained, the batch in hand included.
 
-        An epoch that was broken off is continued; iterating the loader again begins the next one instead.
+        An epoch that was broken off is continued; iterating the loader again begins the next one instead. The order
+        of samples hangs on the seed and on the number of samples, so these are kept beside.
         """
         number, samples = self._inside or (self.epoch, self._start)
-        return {"epoch": number, "samples": samples}
+        return {"epoch": number, "samples": samples, **self._order}
+
+    def check_state_dict(self, state: dict[str, int]) -> None:
+        """Refuse to continue in the middle of an epoch whose samples came in another order than they would here."""
+        there = {name: state.get(name, here) for name, here in self._order.items()}  # older checkpoints have neither
+        if state["samples"] and there != self._order:
+            saved, here = (
+                ", ".join(f"{name}={value}" for name, value in each.items()) for each in (there, self._order)
+            )
+            raise ValueError(
+                f"the loader was saved {state['samples']} samples into an epoch ({saved}), and here it has ({here}): "
+                f"samples would be left out or come twice; give the same data and seed={there['seed']}, or load the "
+                f"checkpoint without the loader, which then begins an epoch"
+            )
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue where an earlier run was, on however many workers: after the samples that it has trained on."""
+        self.check_state_dict(state)
         self.epoch, self._start = state["epoch"], state["samples"]
 
     def __len__(self) -> int:

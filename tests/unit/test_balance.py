@@ -159,7 +159,7 @@ def test_an_epoch_continues_exactly_once_after_shares_have_changed() -> None:
     before = first.epoch(stop=21)
     assert sizes(before[-1]) == [24, 8]
     state = first.loaders[0].state_dict()
-    assert state == first.loaders[1].state_dict() == {"epoch": 0, "samples": 21 * 32}
+    assert state == first.loaders[1].state_dict() == {"epoch": 0, "samples": 21 * 32, "seed": 0, "dataset": 1285}
     second = Job([*costs, each(2.0)], samples=1285)
     for loader in second.loaders:
         loader.load_state_dict(state)

@@ -10,6 +10,7 @@ import torch
 from checkpoint_harness import assert_same
 from kept_states import write
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from argosy.checkpoint.checkpoints import Checkpoints
 from argosy.checkpoint.errors import CheckpointError
@@ -17,6 +18,9 @@ from argosy.checkpoint.optimizer import parameter_names
 from argosy.checkpoint.parts import state_of
 from argosy.checkpoint.random_state import random_state, set_random_state
 from argosy.comm.group import SoloGroup
+from argosy.data.batches import BatchConfig
+from argosy.data.cursor import Cursor
+from argosy.data.loader import Loader
 
 
 class Remembers:
@@ -305,6 +309,20 @@ def test_what_goes_on_comes_back_with_an_optimizer_only(folder: Path) -> None:
     assert mine.number == 5
     assert numbers() == expected
     assert before != expected
+
+
+def test_a_loader_that_cannot_continue_is_told_before_anything_changes(folder: Path) -> None:
+    def start(seed: int) -> tuple[nn.Module, Loader]:
+        script = DataLoader(range(96), batch_size=8, shuffle=True)
+        return nn.Linear(2, 2), Loader(script, BatchConfig(seed=seed), workers=1, rank=0, cursor=Cursor())
+
+    (model, loader), (other, later) = start(0), start(7)
+    next(iter(loader))
+    keeper().save(folder, {"model": model, "loader": loader}, [], step=0)
+    before = other.weight.detach().clone()
+    with pytest.raises(CheckpointError, match="8 samples into an epoch"):
+        keeper().load(folder, {"model": other, "loader": later}, [])
+    assert_same(before, other.weight.detach())
 
 
 def test_a_part_that_is_not_there_is_named(folder: Path) -> None:

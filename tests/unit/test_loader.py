@@ -119,6 +119,29 @@ def test_a_loaders_state_continues_on_any_number_of_workers() -> None:
     assert later.steps() == earlier.steps()
 
 
+def test_a_loaders_state_does_not_continue_an_epoch_of_another_order() -> None:
+    def make(samples: int, seed: int = 0) -> Loader:
+        return Job(1, lambda: DataLoader(range(samples), 8, shuffle=True), seed=seed).loaders[0]
+
+    earlier = make(96)
+    handed = [each for _, batch in zip(range(6), earlier, strict=False) for each in batch.tolist()]
+    state = earlier.state_dict()
+    for other, here in ((make(96, seed=7), "seed=7, dataset=96"), (make(40), "seed=0, dataset=40")):
+        with pytest.raises(
+            ValueError, match=r"48 samples into an epoch \(seed=0, dataset=96\).*give the same data and"
+        ):
+            other.load_state_dict(state)
+        with pytest.raises(ValueError, match=rf"here it has \({here}\)"):
+            other.check_state_dict(state)
+        assert (other.epoch, len(other)) == (0, len(make(96 if "96" in here else 40)))
+        other.load_state_dict({**state, "samples": 0})  # between epochs nothing is lost
+    same, older = make(96), make(96)
+    same.load_state_dict(state)
+    older.load_state_dict({"epoch": 0, "samples": 48})  # as checkpoints had it before
+    for later in (same, older):
+        assert sorted(handed + [each for batch in later for each in batch.tolist()]) == list(range(96))
+
+
 # What cannot be divided.
 
 
