@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from argosy.checkpoint import tree
 from argosy.checkpoint.errors import CheckpointError
 from argosy.checkpoint.manifest import Manifest
 from argosy.checkpoint.read import damage
 from argosy.checkpoint.steps import find, read_manifest
-from argosy.checkpoint.storage import Storage
+from argosy.checkpoint.storage import MANIFEST, Storage
 from argosy.cli.simulate import in_bytes
 
 _LARGEST: Final = 20
@@ -36,6 +37,7 @@ def show(path: str, all_tensors: bool) -> None:
     _show(console, storage.path(folders[0]), manifest, all_tensors)
     wrong = _damage(storage, folders[0], manifest)
     _tell(console, wrong)
+    _tell_others(console, storage, folders[0], manifest)
     if wrong:
         raise typer.Exit(1)
     console.print(f"whole: the SHA-256 of {_count(len(manifest.files), 'file')} is right", highlight=False)
@@ -44,9 +46,10 @@ def show(path: str, all_tensors: bool) -> None:
 def _show_steps(console: Console, storage: Storage, folders: list[str]) -> None:
     """All checkpoints of a folder, and which of them are whole."""
     table = Table(title=escape(storage.address))
-    for name in ("checkpoint", "saved", "workers", "strategy", "size", "state"):
-        table.add_column(name)
+    for name in ("checkpoint", "saved (UTC)", "workers", "strategy", "size", "state"):
+        table.add_column(name, overflow="fold", no_wrap=name != "strategy")  # in a pipe there are 80 columns
     wrong: list[str] = []
+    read: list[tuple[str, Manifest]] = []
     for folder in folders:
         try:
             _, manifest = read_manifest(storage, folder)
@@ -56,9 +59,10 @@ def _show_steps(console: Console, storage: Storage, folders: list[str]) -> None:
             continue
         found = _damage(storage, folder, manifest)
         wrong += found
+        read.append((folder, manifest))
         table.add_row(
             folder,
-            manifest.saved,
+            _time(manifest),
             str(manifest.world),
             escape(manifest.strategy),
             in_bytes(_size_bytes(manifest)),
@@ -66,6 +70,8 @@ def _show_steps(console: Console, storage: Storage, folders: list[str]) -> None:
         )
     console.print(table)
     _tell(console, wrong)
+    for folder, manifest in read:
+        _tell_others(console, storage, folder, manifest)
     if wrong:
         raise typer.Exit(1)
 
@@ -73,11 +79,14 @@ def _show_steps(console: Console, storage: Storage, folders: list[str]) -> None:
 def _show(console: Console, address: str, manifest: Manifest, all_tensors: bool) -> None:
     facts = Table(title=escape(address), show_header=False)
     facts.add_row("step", str(manifest.step))
-    facts.add_row("saved", manifest.saved)
+    facts.add_row("saved", f"{_time(manifest)} UTC")
     facts.add_row("workers", str(manifest.world))
     facts.add_row("strategy", escape(manifest.strategy) or "the defaults")
     facts.add_row("versions", ", ".join(f"{name} {version}" for name, version in manifest.versions.items()))
     facts.add_row("parts", escape(", ".join(manifest.parts)))
+    for role in manifest.parts:
+        if cursor := _cursor(manifest.parts[role]):
+            facts.add_row(escape(role), cursor)
     facts.add_row("in all", f"{_count(len(manifest.tensors), 'tensor')}, {in_bytes(_size_bytes(manifest))}")
     console.print(facts)
     largest = sorted(manifest.tensors.items(), key=lambda each: (-each[1].size_bytes, each[0]))
@@ -104,6 +113,26 @@ def _damage(storage: Storage, folder: str, manifest: Manifest) -> list[str]:
 def _tell(console: Console, wrong: list[str]) -> None:
     for line in wrong:
         console.print(f"[red]{escape(line)}[/red]", highlight=False, soft_wrap=True)
+
+
+def _tell_others(console: Console, storage: Storage, folder: str, manifest: Manifest) -> None:
+    """Files beside those of the checkpoint, which nobody has verified."""
+    if others := [name for name in storage.names(folder) if name != MANIFEST and name not in manifest.files]:
+        told = f"{storage.path(folder)} also holds what is no part of the checkpoint: {', '.join(others)}"
+        console.print(escape(told), highlight=False, soft_wrap=True)
+
+
+def _time(manifest: Manifest) -> str:
+    return manifest.saved.removesuffix("+00:00").replace("T", " ")
+
+
+def _cursor(form: Any) -> str | None:
+    """Where a loader is, if it is one that was saved."""
+    state = tree.join(form, lambda _: None)
+    if not (isinstance(state, dict) and {"epoch", "samples"} <= state.keys()):
+        return None
+    all_of_it = f" of {state['dataset']}" if "dataset" in state else ""
+    return f"epoch {state['epoch']}, {state['samples']}{all_of_it} samples trained"
 
 
 def _size_bytes(manifest: Manifest) -> int:

@@ -1,5 +1,6 @@
 """`argosy inspect` shows what a checkpoint holds, and finds what is damaged."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,8 @@ def saved(folder: Path) -> Path:
     return folder
 
 
-def inspect(*arguments: object) -> tuple[int, str]:
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["inspect", *map(str, arguments)])
+def inspect(*arguments: object, columns: int = 200) -> tuple[int, str]:
+    result = CliRunner(env={"COLUMNS": str(columns)}).invoke(app, ["inspect", *map(str, arguments)])
     return result.exit_code, result.stdout
 
 
@@ -49,6 +50,31 @@ def test_a_folder_of_steps_is_listed(saved: Path) -> None:
     lines = [line for line in said.splitlines() if "step-" in line]
     assert ["step-00000012" in lines[0], "step-00000007" in lines[1]] == [True, True]
     assert all("whole" in line for line in lines)
+
+
+def test_nothing_is_cut_where_there_is_little_room(saved: Path) -> None:
+    write(saved, STATE, step=13, strategy="pipeline=2 tensor=2 shard_stage=3 compress=int8 precision=bf16")
+    _, said = inspect(saved, columns=80)
+    lines = [line for line in said.splitlines() if "step-" in line]
+    assert "…" not in said
+    assert all(re.search(r"step-000000\d\d .* \d{4}-\d\d-\d\d \d\d:\d\d:\d\d .*whole", line) for line in lines)
+
+
+def test_where_a_loader_was_is_shown(saved: Path) -> None:
+    loaders = {"loader": {"epoch": 3, "samples": 48, "seed": 0, "dataset": 96}, "loader2": {"epoch": 1, "samples": 7}}
+    write(saved, {**STATE, **loaders}, step=14)
+    _, said = inspect(saved / "step-00000014")
+    assert re.search(r"loader +\S epoch 3, 48 of 96 samples trained", said)
+    assert re.search(r"loader2 +\S epoch 1, 7 samples trained", said)
+
+
+def test_files_that_are_no_part_of_a_checkpoint_are_mentioned(saved: Path) -> None:
+    (saved / "step-00000012" / "notes.txt").write_text("mine")
+    for path in (saved, saved / "step-00000012"):
+        status, said = inspect(path)
+        assert status == 0
+        assert f"{saved / 'step-00000012'} also holds what is no part of the checkpoint: notes.txt" in said
+        assert "step-00000007 also" not in said
 
 
 def test_damage_is_named_and_told_by_the_status(saved: Path) -> None:
