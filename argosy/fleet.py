@@ -31,7 +31,7 @@ from argosy.comm.mean import weighted_mean
 from argosy.comm.second import join_second
 from argosy.control.job import Job
 from argosy.data.batches import BatchConfig
-from argosy.data.cursor import Cursor, Position
+from argosy.data.cursor import Cursor
 from argosy.data.loader import Loader
 from argosy.observe.channel import Channel
 from argosy.observe.events import Event, EventLog
@@ -41,6 +41,7 @@ from argosy.observe.progress import progress_on
 from argosy.observe.warned import Warned
 from argosy.parallel.mesh import Mesh
 from argosy.parallel.mesh_config import MeshConfig
+from argosy.parallel.step_count import StepCount
 from argosy.parallel.training import Training
 from argosy.parallel.training_config import TrainingConfig
 from argosy.strategy import Strategy
@@ -57,15 +58,13 @@ class Fleet:
         self.strategy, self.run_folder = strategy, run_folder
         self._leaving = leaving or ExitStack()
         self._distributed: list[Any] = []
-        self._counted: Position | None = None
-        self._counting: Optimizer | None = None
-        self._steps_before = 0  # of the run that this one continues
         self._job, self._group, self._cursor = job, group, Cursor()
         self._models: list[nn.Module] = []
         self._optimizers: list[Optimizer] = []
         self._progress = progress_on(sys.stderr) if job.channel is None and group.rank == 0 else None
         self._log = EventLog(events_file(run_folder, group.rank), group.rank, self._listener())
         self._meter = Meter(self._log, time.monotonic)
+        self._steps = StepCount(self._cursor, self._meter)
         self._warned = Warned(self._log)
         self._mesh = Mesh.of(strategy.part(MeshConfig).sizes(group.size), group.hosts)
         self._training = Training(
@@ -118,6 +117,11 @@ class Fleet:
         """Whether this is worker 0: the one that prints and writes files."""
         return self.rank == 0
 
+    @property
+    def steps(self) -> int:
+        """How many steps the optimizer has made; after `fleet.load`, those before the checkpoint included."""
+        return self._steps.total
+
     def distribute(self, *parts: Any) -> Any:
         """Make models, optimizers and DataLoaders part of the job; they come back in the order they were given.
 
@@ -140,7 +144,7 @@ class Fleet:
         # What acts on an optimizer's steps must know the models and the batches, in whatever order they were given.
         for part in (part for part in parts if isinstance(part, Optimizer)):
             self._training.add_optimizer(part)
-            self._leaving.callback(part.register_step_post_hook(self._stepped).remove)
+            self._leaving.callback(self._steps.watch(part))
         return tuple(placed) if len(placed) > 1 else placed[0]
 
     def step(self, x: Any, y: Any, loss_fn: Callable[[Any, Any], Tensor], *, clip_norm: float | None = None) -> Tensor:
@@ -267,15 +271,16 @@ class Fleet:
         >>> net, other = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
         >>> fleet.save(f"{fleet.run_folder}/net", net)
         >>> fleet.load(f"{fleet.run_folder}/net", other)
+        True
         >>> torch.equal(net.weight, other.weight)
         True
         """
         named, models = roles(parts), self._named_models(parts)
         self._training.synchronise()
-        number = self._steps_before + self._meter.steps if step is None else step
+        number = self.steps if step is None else step
         alike = self.strategy.sync == "step"
         held = self._checkpoints.save(path, named, models, step=number, wait=wait, keep=keep, alike=alike)
-        self._log.emit("save", path=str(path), step=number, parts=held, wait=wait)
+        self._log.emit("save", path=str(path), step=int(number), parts=held, wait=wait)
 
     def saved(self) -> None:
         """Return when the checkpoint that is being written in the background is whole; raise the error if it failed.
@@ -287,22 +292,26 @@ class Fleet:
         """
         self._checkpoints.finish()
 
-    def load(self, path: str | Path, *parts: Any) -> None:
+    def load(self, path: str | Path, *parts: Any, missing_ok: bool = False) -> bool:
         """Read a checkpoint into models, optimizers, schedulers and loaders.
 
-        `path` is a folder of checkpoints, of which the newest whole one is taken, or that of one step.
+        `path` is a folder of checkpoints, of which the newest whole one is taken, or that of one step. With
+        `missing_ok`, all workers return False if there is none yet; one that is damaged is an error as ever.
 
         >>> import tempfile, torch, argosy
         >>> fleet = argosy.init(run_folder=tempfile.mkdtemp())
         >>> net = torch.nn.Linear(4, 1)
-        >>> fleet.save(f"{fleet.run_folder}/net", net, torch.optim.Adam(net.parameters()))
-        >>> fleet.load(f"{fleet.run_folder}/net", net)
+        >>> fleet.load(f"{fleet.run_folder}/net", net, missing_ok=True)
+        False
         """
         named = roles(parts)
+        if missing_ok and not self._checkpoints.are_at(path):
+            return False
         step = self._checkpoints.load(path, named, self._named_models(parts))
         if step is not None:
-            self._steps_before = step - self._meter.steps
+            self._steps.go_on_from(step)
         self._log.emit("load", path=str(path), step=step, parts=list(named))
+        return True
 
     def export(self, path: str | Path, model: nn.Module) -> None:
         """Write a model's tensors, whole, into one plain safetensors file, on the first worker. All workers call it.
@@ -336,7 +345,7 @@ class Fleet:
             leaving.callback(self._training.close)
             leaving.callback(self._log.close)
             leaving.callback(self._end, failed)
-            self._checkpoints.close()
+            self._checkpoints.drop() if failed else self._checkpoints.close()
 
     def _end(self, failed: bool) -> None:
         if self._progress is not None:
@@ -380,20 +389,6 @@ class Fleet:
         config = self.strategy.part(BatchConfig)
         reader = self._mesh.reader(self.rank)
         return Loader(loader, config, self._mesh.readers, reader, self._cursor, exchange, told)
-
-    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
-        """After each step of an optimizer. Of several in turn, such as a GAN's, the first one counts the steps."""
-        if not self._cursor.closes:
-            return
-        at, loss = self._cursor.at, self._cursor.mean_loss
-        if at is not None and at == self._counted and optimizer is not self._counting:
-            return
-        self._counted, self._counting = at, optimizer
-        self._cursor.mean_loss = None
-        if at is None:
-            self._meter.step(epoch=0, batch=self._meter.steps, batches=0, samples=0, loss=loss)
-        else:
-            self._meter.step(epoch=at.epoch, batch=at.step, batches=at.steps, samples=at.total, loss=loss)
 
     def _listener(self) -> Callable[[Event], None] | None:
         if self._job.channel is not None:

@@ -8,6 +8,8 @@ The model knows nothing of Argosy, and the script is the same in every mode; onl
     argosy run --workers 2 --strategy "tensor=2" examples/gpt.py
     argosy run --workers 2 --strategy "pipeline=2 schedule=zero-bubble" examples/gpt.py
     argosy run --workers 8 --strategy "pipeline=2 tensor=2 shard_stage=3" examples/gpt.py
+
+With `--save FOLDER` it goes on from the newest checkpoint there, if there is one, up to `--steps` in all.
 """
 
 from __future__ import annotations
@@ -107,8 +109,9 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--kbytes", type=int, default=512, help="of text")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=200, help="in all, those of earlier runs included")
     parser.add_argument("--save", metavar="FOLDER", help="keep checkpoints here, and go on from the newest")
+    parser.add_argument("--save-every", type=int, default=50, metavar="STEPS")
     options = parser.parse_args()
 
     fleet = argosy.init()
@@ -117,21 +120,24 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loader = DataLoader(Source(options.length, options.kbytes), batch_size=options.batch, shuffle=True)
     model, optimizer, loader = fleet.distribute(model, optimizer, loader)
-    if options.save and Path(options.save).exists():
-        fleet.load(options.save, model, optimizer, loader)
+    if options.save and fleet.load(options.save, model, optimizer, loader, missing_ok=True):
+        fleet.print(f"going on after {fleet.steps} steps")
 
-    steps = 0
+    steps = fleet.steps
     while steps < options.steps:
         for tokens, targets in loader:
             loss = fleet.step(tokens, targets, surprise, clip_norm=1.0)
+            if fleet.steps == steps:  # the step has further batches: see `accumulate`
+                continue
             if steps % 20 == 0:
                 fleet.print(f"step {steps} loss {loss:.4f}")
-            steps += 1
+            steps = fleet.steps
+            if options.save and (steps % options.save_every == 0 or steps == options.steps):
+                fleet.save(options.save, model, optimizer, loader, wait=False, keep=3)
             if steps == options.steps:
+                fleet.print(f"after {steps} steps: loss {loss:.4f}")
                 break
-    fleet.print(f"after {steps} steps: loss {loss:.4f}")
-    if options.save:
-        fleet.save(options.save, model, optimizer, loader)
+    fleet.saved()
 
 
 main()

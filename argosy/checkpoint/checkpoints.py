@@ -14,11 +14,13 @@ from typing import Any, Final, Protocol
 from torch import nn
 from torch.optim import Optimizer
 
+from argosy.checkpoint.agree import on_first
 from argosy.checkpoint.export import export
 from argosy.checkpoint.parts import load_parts, state_of
 from argosy.checkpoint.random_state import random_state
 from argosy.checkpoint.read import open_checkpoint
 from argosy.checkpoint.save import Saver
+from argosy.checkpoint.steps import is_there
 from argosy.comm.group import Group
 
 EXTRA: Final = "training"  # what a checkpoint calls what the strategy's parts remember
@@ -74,6 +76,11 @@ class Checkpoints:
         )
         return [role for role in states if role != RANDOM]
 
+    def are_at(self, path: str | Path) -> bool:
+        """Whether there is a checkpoint, whole or damaged: as rank 0 sees it, on all workers."""
+        self._saver.finish()
+        return bool(on_first(self._group, lambda: is_there(path)))
+
     def load(self, path: str | Path, parts: Mapping[str, Any], models: Sequence[nn.Module]) -> int | None:
         """Read a checkpoint into named objects; returns the step to go on from, if an optimizer is among them."""
         self._saver.finish()
@@ -98,3 +105,7 @@ class Checkpoints:
     def close(self) -> None:
         """The same, and leave."""
         self._saver.close()
+
+    def drop(self) -> None:
+        """Leave at once, because the job has failed: a save in the background ends without a word."""
+        self._saver.drop()

@@ -24,6 +24,7 @@ from argosy.checkpoint.shard import Entry
 from argosy.checkpoint.steps import step_of
 from argosy.checkpoint.storage import parent, storage_at
 from argosy.checkpoint.write import Planning, key_of, snapshot, write
+from argosy.comm.engine import EngineGroup
 from argosy.comm.group import Group
 
 
@@ -83,6 +84,12 @@ class Saver:
             if self._second is not None:
                 self._second.close()
                 self._second = None
+
+    def drop(self) -> None:
+        """Leave at once: a save in the background does not become a checkpoint, and its error is nobody's any more."""
+        if isinstance(self._second, EngineGroup):
+            self._second.drop()
+        self._second = self._thread = None
 
     def _in_background(self, planning: Planning, group: Group) -> None:
         try:

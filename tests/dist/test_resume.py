@@ -9,6 +9,7 @@ from launching import ARGOSY, run, succeed
 from safetensors.torch import load_file
 
 SCRIPT = Path(__file__).parent / "scripts" / "resume.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt.py"
 
 
 def train(workers: int, out: str, *arguments: str, strategy: str = "batch=global") -> list[float]:
@@ -47,6 +48,29 @@ def test_a_run_saved_in_shards_goes_on_with_replicas() -> None:
     first = train(2, "first.json", "2", "-", "net", strategy="shard=2 shard_stage=3 batch=global")
     second = train(2, "second.json", "1", "net", "-")
     assert max(abs(a - b) for a, b in zip(whole, first + second, strict=True)) < 1e-5
+
+
+def test_the_example_goes_on_from_whatever_is_there() -> None:
+    """Also from nothing but what a first save that was killed has left, and where it is done already."""
+
+    def train(workers: int, steps: int) -> str:
+        small = {"layers": 1, "width": 16, "heads": 2, "length": 16, "batch": 4, "kbytes": 4, "save-every": 4}
+        chosen = [f"--{name}={value}" for name, value in {**small, "save": "net", "steps": steps}.items()]
+        return succeed([*ARGOSY, "run", "--workers", str(workers), EXAMPLE, *chosen]).out
+
+    Path("net/.aside-step-00000000-0").mkdir(parents=True)
+    assert "going on" not in train(2, 6)
+    assert sorted(path.name for path in Path("net").iterdir()) == ["step-00000004", "step-00000006"]
+    said = train(1, 21)
+    assert "going on after 6 steps" in said
+    assert "after 21 steps" in said
+    assert sorted(path.name for path in Path("net").iterdir()) == [f"step-000000{step}" for step in (16, 20, 21)]
+    assert "loss" not in train(1, 21)
+
+
+def test_a_checkpoint_that_may_be_missing_is_one_answer_on_all_workers() -> None:
+    said = succeed([*ARGOSY, "run", "--workers", "2", SCRIPT.parent / "missing.py"]).out
+    assert sorted(line.partition("] ")[2] for line in said.splitlines() if "found" in line) == ["found False True"] * 2
 
 
 def test_what_cannot_be_loaded_is_said_on_every_worker() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from kept_states import read, write
+from launching import ARGOSY, run
 
 from argosy.checkpoint.errors import CheckpointError
 
@@ -74,6 +75,25 @@ def test_a_save_that_is_killed_leaves_the_one_before(tmp_path: Path) -> None:
             process.stdin.flush()
         assert process.wait(10) == 0
     assert in_the_middle > SEEDS // 5, "saves were killed in the middle"
+
+
+@pytest.mark.parametrize("who", ["all", "last"])
+def test_a_script_that_fails_while_it_saves_shows_its_own_error_alone(tmp_path: Path, who: str) -> None:
+    script = Path(__file__).parent / "scripts" / "failed_save.py"
+    finished = run([*ARGOSY, "run", "--workers", "2", script, tmp_path / "net", who])
+    assert finished.status == 1
+    said = [line for line in finished.err.splitlines() if line.startswith("[")]
+    assert "Traceback" in said[0]
+    assert said[-1].endswith("ValueError: a mistake of the script's")
+    assert "Exception ignored" not in finished.err
+    assert "PeerLost" not in finished.err
+    assert not list(tmp_path.glob("net/step-*")) or check_whole(tmp_path / "net")
+
+
+def check_whole(folder: Path) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return bool(read(folder))
 
 
 @pytest.fixture
