@@ -128,7 +128,9 @@ def checkpoints(report: Report, plan: Plan, quick: bool) -> None:
             wanted = {"way": "checkpoint", "what": what, "layers": layers}
             entries = [Entry(OURS, ours, [1], {**wanted, "folder": str(folder / "ours")})]
             entries += [Entry(DCP, theirs, [1], {**wanted, "folder": str(folder / "dcp")})] if what != "stall" else []
-            once = replace(plan, launches=1, seconds=0, least_iterations=1, most_iterations=1)
+            # A save in the background waits for the one before it: there is to be none.
+            warmup = 0 if what == "stall" else plan.warmup
+            once = replace(plan, launches=1, seconds=0, least_iterations=1, most_iterations=1, warmup=warmup)
             report.add(*measure(f"{SAVED}: {what}", entries, [Place()] * 2, once))
     finally:
         shutil.rmtree(folder)

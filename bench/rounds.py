@@ -140,7 +140,7 @@ def in_turns(entries: Sequence[Entry], repeat: int) -> Iterator[Case]:
 
 
 def _turn(crew: Crew, entry: Entry, size: int, iterations: int, plan: Plan) -> dict[str, float]:
-    warmup = max(1, int(iterations * plan.warmup))
+    warmup = max(1, int(iterations * plan.warmup)) if plan.warmup else 0
     answers = crew.ask({**entry.operation, "bytes": size}, warmup, iterations, deadline_seconds=90)
     if not entry.together:
         return dict(answers[0])
