@@ -5,6 +5,7 @@ contiguous and stay alive during the call.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 def reduce(op: str, dtype: str, out: int, sources: list[int], count: int, isa: str | None = None) -> None:
     """Reduce the buffers at the addresses `sources`, element by element, into the one at `out`.
@@ -355,3 +356,372 @@ class Links:
 
     def close(self) -> None:
         """Close all links."""
+
+def table_config(
+    dim: int,
+    rule: str,
+    *,
+    lr: float = 0.01,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    beta1: float = 0.0,
+    beta2: float = 0.0,
+    alpha: float = 0.0,
+    eps: float = 0.0,
+    weight_decay: float = 0.0,
+    l1: float = 0.0,
+    l2: float = 0.0,
+    lr_power: float = -0.5,
+    initial_accumulator: float = 0.0,
+    initializer: str = "zeros",
+    low_or_mean: float = 0.0,
+    high_or_std: float = 0.0,
+    seed: int = 0,
+    admission: str = "always",
+    count: int = 0,
+    probability: float = 0.0,
+) -> bytes:
+    """A table's configuration as it crosses the wire; equal ones have equal bytes. `argosy.ps.table_config` makes it.
+
+    Args:
+        rule: "sgd", "momentum", "adagrad", "adagrad_row", "rmsprop", "adam", "adamw", "ftrl" (its beta is `beta1`), or
+            "add". Numbers that a rule does not use are ignored.
+        initializer: "zeros", "constant" (`low_or_mean`), "uniform" or "normal".
+        admission: "always", "count" or "probability".
+
+    Raises:
+        ValueError: a name or a number is none that is allowed; the message says which.
+    """
+
+class Table:
+    """A map from any 64-bit id to a row of value, optimizer state and counters. Many threads may use it at once."""
+
+    def __init__(self, config: bytes, isa: str | None = None) -> None: ...
+    def pull(self, ids_at: int, count: int, out_at: int) -> None:
+        """Write count x dim values. Ids may repeat; one without a row has its initial value, and gets no row."""
+
+    def push(
+        self,
+        ids_at: int,
+        count: int,
+        gradients_at: int,
+        shows_at: int = 0,
+        clicks_at: int = 0,
+        pulled_at: int = 0,
+        compensation: float = 0.0,
+        scale: float = 1.0,
+        lr_factor: float = 1.0,
+        sequence: int = 0,
+    ) -> dict[str, int]:
+        """Apply count x dim gradients, of distinct ids; returns how many rows were "updated", "admitted" (made),
+        "waiting" (of ids that are not admitted), and "not_finite" (nothing is done with those).
+
+        Args:
+            shows_at: address of unsigned 32-bit numbers, or 0 for 1 each. What `count` admission counts.
+            clicks_at: address of floats, or 0 for none.
+            pulled_at: what the gradients were computed from, or 0; for delay compensation, g += compensation * g * g *
+                (value - pulled).
+            scale: gradients are multiplied by this.
+            lr_factor: the learning rate is multiplied by this.
+            sequence: what `probability` admission draws from, with seed and id.
+        """
+
+    def set(self, ids_at: int, count: int, values_at: int) -> None:
+        """Set values. Rows are made, admitted or not; the optimizer state of those that are there stays."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+
+    @property
+    def waiting(self) -> int:
+        """How many ids are counted, but not admitted yet."""
+
+    @property
+    def bytes(self) -> int:
+        """All memory."""
+
+    @property
+    def payload_bytes(self) -> int:
+        """Ids, counters, values and state of all rows."""
+
+    @property
+    def dim(self) -> int:
+        """Columns of a value."""
+
+    @property
+    def state_floats(self) -> int:
+        """Floats of a row's optimizer state."""
+
+    def end_day(self, decay: float) -> None:
+        """Multiply shows and clicks by `decay`, and count a day without a push for each row."""
+
+    def shrink(self, score_below: float, unseen_days: int = 0, click_weight: float = 1.0) -> int:
+        """Remove rows with show + click_weight * click < score_below, or without a push for so many days (0: however
+        long); returns how many."""
+
+    def scan(
+        self, cursor: int, room: int, ids_at: int, values_at: int = 0, state_at: int = 0, counters_at: int = 0
+    ) -> tuple[int, int]:
+        """Read up to `room` rows from a cursor, 0 to begin; returns the next cursor, 0 at the end, and how many.
+
+        Arrays at 0 are left out. Counters are two floats for each row, show and click.
+        """
+
+class DenseRange:
+    """A flat range of float32 parameters with an optimizer: the rule of a table's configuration."""
+
+    def __init__(self, config: bytes, count: int, isa: str | None = None) -> None: ...
+    def set(self, values_at: int) -> None:
+        """Set all values; optimizer state is initial then."""
+
+    def pull(self, out_at: int) -> None:
+        """Read all values."""
+
+    def push(
+        self,
+        gradients_at: int,
+        pulled_at: int = 0,
+        compensation: float = 0.0,
+        scale: float = 1.0,
+        lr_factor: float = 1.0,
+    ) -> bool:
+        """Apply gradients as `Table.push` does; False if something is not finite: nothing is applied then."""
+
+    @property
+    def count(self) -> int:
+        """How many parameters."""
+
+class Distinct:
+    """Makes ids distinct. For one thread; addresses are valid until the next `find`."""
+
+    def __init__(self) -> None: ...
+    def find(self, ids_at: int, count: int) -> int:
+        """Returns how many distinct ids there are."""
+
+    @property
+    def ids_at(self) -> int:
+        """The distinct ids, in order of their first appearance."""
+
+    @property
+    def places_at(self) -> int:
+        """For each given id, its place among them, as an unsigned 32-bit number."""
+
+    @property
+    def counts_at(self) -> int:
+        """For each distinct id, how often it was given, as an unsigned 32-bit number."""
+
+def mix(id: int) -> int:
+    """The hash of an id, as an unsigned 64-bit number; the server of an id is this modulo the number of servers."""
+
+def expand(rows_at: int, places_at: int, count: int, dim: int, out_at: int, isa: str | None = None) -> None:
+    """out[i] = rows[places[i]], of `count` rows."""
+
+def add_up(gradients_at: int, places_at: int, count: int, dim: int, rows_at: int, isa: str | None = None) -> None:
+    """rows[places[i]] += gradients[i], of `count` gradients."""
+
+def expand_bags(
+    rows_at: int, places_at: int, offsets_at: int, bags: int, dim: int, mean: bool, out_at: int, isa: str | None = None
+) -> None:
+    """out[b] = the sum or mean of rows[places[i]], for i from offsets[b] to offsets[b + 1]; an empty bag is zeros."""
+
+def add_up_bags(
+    gradients_at: int,
+    places_at: int,
+    offsets_at: int,
+    bags: int,
+    dim: int,
+    mean: bool,
+    rows_at: int,
+    isa: str | None = None,
+) -> None:
+    """rows[places[i]] += gradients[b], or its share in a mean, for i from offsets[b] to offsets[b + 1]."""
+
+def random_access_limit(
+    rows: int, head_floats: int, dim: int, state_floats: int, count: int, repeats: int
+) -> tuple[float, float]:
+    """The seconds that this machine takes to read the values of `count` rows at random places of an array, and to read
+    and write all of as many rows: the limit of any table."""
+
+class PsError(RuntimeError):
+    """A request to a parameter server failed.
+
+    `kind` is "lost", "timeout", "corrupt", or what the server answered: "malformed", "too_large", "version",
+    "unknown_table", "mismatch", "not_finite", "too_few", "unmapped" or "internal". `server` is its number, or -1.
+    """
+
+    kind: str
+    server: int
+
+class PsServer:
+    """A parameter server's tables and ranges, and a native thread for each connection of a worker.
+
+    Args:
+        workers: how many clients there are, numbered from 0.
+        aggregate: 0: pushes are applied at once. Else they are gathered until so many clients have done a step, and
+            applied as sum(weight x gradient) / sum(weight); those who come later are dropped and counted.
+        reject_not_finite: a push with a gradient that is not finite is answered with an error, and nothing of it is
+            applied. Else only its row is left out, and counted.
+    """
+
+    def __init__(self, workers: int, aggregate: int = 0, reject_not_finite: bool = True) -> None: ...
+    def add_connection(self, fd: int, client: int, lane: int) -> None:
+        """Take over a connected stream socket whose other end has proved to be this client (lane 0 for pulls, 1 for
+        pushes). If this raises, the socket is still the caller's."""
+
+    def stop(self) -> None:
+        """End all connections and their threads."""
+
+    def stats(self) -> dict[str, Any]:
+        """What was counted.
+
+        `clocks` of clients, `version` (steps that were gathered and applied), `global_step`, `lost`; `late_dropped`
+        (steps of clients that came too late), `late_pushes` and `late_rows` of these; `staleness`: how many pushes were
+        made 0, 1, ... 64 or more steps of other clients after their pull; `tables` and `ranges`, each with number and
+        counts; `not_finite`, `requests`, `refused`, `repeated`, `dropped_connections`, `bytes_in` and `bytes_out` of
+        sockets, `shared_bytes`.
+        """
+
+    def lost(self) -> list[int]:
+        """The clients whose connections ended before they left, and who are not back."""
+
+    @property
+    def connections(self) -> int:
+        """How many connections are served."""
+
+class PsClient:
+    """A worker's connections to all parameter servers. Nothing here holds the GIL while it waits or computes.
+
+    Not for several threads at once, but that one may be in `finish_pull` or `take_pull` while another calls. A call
+    raises PsError also for what a push before it came to.
+
+    Args:
+        client: this worker's number.
+        servers: how many there are; the other lists have an entry for each.
+        pull_fds, push_fds: connected sockets, which are taken over.
+        values: how values travel by sockets: "fp32", "fp16" or "int8". In shared memory they are fp32.
+        shared: whether the server may be able to map this process's memory. If it is not, sockets are used.
+        names: what errors call the servers, such as "10.0.0.7:4000".
+        timeout_seconds: for calls that have none of their own.
+    """
+
+    def __init__(
+        self,
+        client: int,
+        servers: int,
+        pull_fds: list[int],
+        push_fds: list[int],
+        values: str,
+        shared: list[bool],
+        names: list[str] = ...,
+        timeout_seconds: float = 60.0,
+    ) -> None: ...
+    def create_table(self, number: int, config: bytes) -> None:
+        """Have a table on all servers, made by whoever asks first; others must ask with the same `table_config`."""
+
+    def create_range(self, number: int, config: bytes, count: int, server: int = 0) -> None:
+        """Have a range of `count` parameters on one server. Of the configuration only the rule counts."""
+
+    def pull(
+        self,
+        table: int,
+        ids_at: int,
+        count: int,
+        out_at: int,
+        own: int = 0,
+        all: int = 0,
+        timeout_seconds: float = 60.0,
+        distinct: bool = False,
+    ) -> None:
+        """Write the rows of `count` ids to `out_at`, once this client's clock is `own` and that of all clients (or,
+        where pushes are gathered, the version) is `all`. `distinct` says that no id repeats, which saves a search."""
+
+    def start_pull(
+        self, table: int, ids_at: int, count: int, own: int = 0, all: int = 0, distinct: bool = False
+    ) -> int:
+        """Ask, and return a ticket. Ids are copied."""
+
+    def finish_pull(self, ticket: int, out_at: int, timeout_seconds: float = 60.0) -> None:
+        """Wait for a pull of rows or of a range. However it ends, the ticket is used up."""
+
+    def take_pull(self, ticket: int, timeout_seconds: float = 60.0) -> int:
+        """Wait for a pull; return the address of its rows: one for each distinct id, in the order of the ids if they
+        were `distinct`, else of their first appearance. They stay until `release_pull`."""
+
+    def release_pull(self, ticket: int) -> None:
+        """Give the memory of a pull back that was taken."""
+
+    def push(
+        self,
+        table: int,
+        ids_at: int,
+        count: int,
+        gradients_at: int,
+        shows_at: int = 0,
+        clicks_at: int = 0,
+        pulled_at: int = 0,
+        compensation: float = 0.0,
+        lr_factor: float = 1.0,
+        sequence: int = 0,
+        places_at: int = 0,
+        given: int = 0,
+    ) -> None:
+        """Push gradients of distinct ids; return when they are copied and handed over.
+
+        `sequence` grows with each push to a table: one that is not above the last is taken for its repetition, and not
+        applied. With `places_at` there are `given` gradients, one for each place, and those of an id are added up.
+        """
+
+    def start_pull_range(self, number: int, own: int = 0, all: int = 0) -> int:
+        """Ask for a range, and return a ticket for `finish_pull`."""
+
+    def pull_range(
+        self, number: int, out_at: int, own: int = 0, all: int = 0, timeout_seconds: float = 60.0
+    ) -> None: ...
+    def push_range(
+        self,
+        number: int,
+        gradients_at: int,
+        pulled_at: int = 0,
+        compensation: float = 0.0,
+        lr_factor: float = 1.0,
+        sequence: int = 0,
+    ) -> None: ...
+    def set_range(self, number: int, values_at: int) -> None: ...
+    def set_rows(self, table: int, ids_at: int, count: int, values_at: int) -> None:
+        """Set rows, and make those that are missing. Ids are distinct."""
+
+    def done(self, step: int, weight: float = 1.0) -> None:
+        """Tell all servers, after the pushes, that this client has done a step, of `weight` samples."""
+
+    def flush(self, timeout_seconds: float = 60.0) -> None:
+        """Wait until all that was pushed is acknowledged."""
+
+    def leave(self, timeout_seconds: float = 60.0) -> None:
+        """Tell all servers that nobody is to wait for this client any more."""
+
+    def end_day(self, table: int, decay: float) -> None: ...
+    def shrink(self, table: int, score_below: float = 0.0, unseen_days: int = 0, click_weight: float = 0.0) -> int:
+        """Remove rows on all servers, as Table.shrink does; return how many."""
+
+    def scan(self, table: int, server: int, cursor: int, room: int) -> tuple[int, bytes, bytes, bytes, bytes]:
+        """Up to `room` rows of one server, from a cursor (0 to begin): the next cursor (0 at the end), ids, values,
+        state, and pairs of show and click."""
+
+    def stats(self, server: int = 0) -> dict[str, Any]:
+        """What a server has counted: see PsServer.stats."""
+
+    def close(self) -> None:
+        """End the connections. A client that has not left is lost."""
+
+    @property
+    def global_step(self) -> int:
+        """The steps that servers had applied when they last answered: what learning-rate schedules count."""
+
+    @property
+    def bytes_sent(self) -> int: ...
+    @property
+    def bytes_received(self) -> int: ...
+    @property
+    def shared(self) -> list[bool]:
+        """Which servers have mapped this process's memory."""

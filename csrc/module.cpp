@@ -24,6 +24,8 @@ using namespace nb::literals;
 void bind_codecs_quant(nb::module_& m);   // bind_codecs_quant.cpp
 void bind_codecs_sparse(nb::module_& m);  // bind_codecs_sparse.cpp
 void bind_links(nb::module_& m);          // bind_links.cpp
+void bind_ps(nb::module_& m);             // bind_ps.cpp
+void bind_table(nb::module_& m);          // bind_table.cpp
 
 namespace {
 
@@ -61,6 +63,8 @@ NB_MODULE(_native, m) {
   bind_codecs_quant(m);
   bind_links(m);
   bind_codecs_sparse(m);
+  bind_ps(m);
+  bind_table(m);
 
   argosy::bind_engine(m);
 

@@ -1,0 +1,60 @@
+// What is asked of a table, and the order in which it is done.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "hash.h"
+
+namespace argosy {
+
+struct Push {
+  const std::int64_t* ids;  // distinct
+  std::size_t count;
+  const float* gradients;      // count x dim
+  const std::uint32_t* shows;  // null: 1 each
+  const float* clicks;         // null: 0 each
+  const float* pulled;         // what the gradients were computed from, count x dim; null: no delay compensation
+  float compensation;          // g += compensation * g * g * (value now - pulled)
+  float scale;                 // gradients are multiplied by this
+  float lr_factor;             // of the learning-rate schedule
+  std::uint64_t sequence;
+};
+
+struct Pushed {
+  std::uint64_t updated = 0;     // rows that a gradient was applied to
+  std::uint64_t admitted = 0;    // those of them that were made
+  std::uint64_t waiting = 0;     // ids that are not admitted: their gradients are lost
+  std::uint64_t not_finite = 0;  // rows with a gradient that is not finite: nothing is done with them
+};
+
+// A piece of a request's ids, sorted by shard; in a shard, they stay in their order.
+//
+// [Note: pieces]
+// Sorted as a whole, the ids of a shard would be spread over all of a request, and so would its gradients: each would
+// be a miss of the cache and of the TLB. A piece's part of the request is small enough to stay in the second cache, and
+// large enough that a lock is taken for hundreds of ids.
+class SortedIds {
+ public:
+  static constexpr std::size_t kPiece = 16384;
+
+  struct Entry {
+    std::int64_t id;
+    std::uint32_t hash;   // its low half
+    std::uint32_t place;  // in the request
+  };
+
+  // Takes up to kPiece ids, from number `begin` on; returns the number of the next one.
+  std::size_t sort(const std::int64_t* ids, std::size_t begin, std::size_t count);
+  std::span<const Entry> of_shard(std::size_t shard) const {
+    return {entries_.data() + begins_[shard], begins_[shard + 1] - begins_[shard]};
+  }
+
+ private:
+  std::array<Entry, kPiece> entries_;
+  std::array<std::size_t, kShards + 1> begins_;
+};
+
+}  // namespace argosy
