@@ -15,23 +15,10 @@
 #include <system_error>
 #include <thread>
 
+#include "signals.h"
+
 namespace argosy {
 namespace {
-
-// A thread starts with the signal mask of its creator. With all signals blocked, those meant for the process go to
-// its other threads, where Python expects them.
-class AllSignalsBlocked {
- public:
-  AllSignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &previous_);
-  }
-  ~AllSignalsBlocked() { pthread_sigmask(SIG_SETMASK, &previous_, nullptr); }
-
- private:
-  sigset_t previous_;
-};
 
 // Others never hang up: a file has no other end, and a datagram socket does not notice.
 bool hangs_up(int fd) {
