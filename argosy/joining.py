@@ -14,6 +14,8 @@ from argosy.control.job import Job
 from argosy.fleet import Fleet
 from argosy.observe.folder import new_run_folder
 from argosy.parallel.memory import give_freed_memory_back, keep_freed_memory
+from argosy.ps.config import PsConfig
+from argosy.ps.served import Served
 from argosy.strategy import Strategy
 
 
@@ -30,11 +32,12 @@ def init(strategy: Strategy | str | Path | None = None, *, run_folder: str | Pat
     """
     job = Job.from_environment(os.environ)
     chosen = Strategy.agreed(strategy, job.strategy)
-    chosen.check_workers(job.world)
+    chosen.check_workers(job.world, job.servers)
     (give_freed_memory_back if chosen.stage else keep_freed_memory)()
     with ExitStack() as leaving:
         group = join_world(job, chosen.part(CommConfig), leaving)
-        return Fleet(job, chosen, group, _shared_folder(job, group, run_folder), leaving.pop_all())
+        served = Served.join(job, chosen.part(PsConfig), chosen.timeout_seconds, leaving) if job.servers else None
+        return Fleet(job, chosen, group, _shared_folder(job, group, run_folder), leaving.pop_all(), served)
 
 
 def _shared_folder(job: Job, group: Group, given: str | Path | None) -> Path:

@@ -1,9 +1,9 @@
 """The strategy: every choice about how a job trains, in one frozen object with three spellings.
 
 In code `Strategy(data=4, batch="global")`, on one line `"data=4 batch=global"`, in TOML `data = 4`. Each part of
-Argosy owns its fields (`MeshConfig`, `BatchConfig`, `TrainingConfig`, `CommConfig`) and `Strategy` is their union: it
-adds the spellings. Which choices go together is in `parallel/combinations.py`. Parts receive their own fields through
-`strategy.part(...)`, never the whole.
+Argosy owns its fields (`MeshConfig`, `BatchConfig`, `TrainingConfig`, `PsConfig`, `CommConfig`) and `Strategy` is their
+union: it adds the spellings. Which choices go together is in `parallel/combinations.py` and `ps/combinations.py`. Parts
+receive their own fields through `strategy.part(...)`, never the whole.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 from argosy import config
 from argosy.comm.config import CommConfig
 from argosy.config import ConfigError
-from argosy.parallel.combinations import HybridConfig
+from argosy.ps.combinations import ServedConfig
 
 __all__ = ["ConfigError", "Strategy"]
 
 
 @dataclass(frozen=True)
-class Strategy(CommConfig, HybridConfig):
+class Strategy(CommConfig, ServedConfig):
     """How a job trains. Fields left out keep their defaults.
 
     >>> Strategy(data=4, batch="global") == Strategy.parse("data=4 batch=global")

@@ -12,7 +12,8 @@ import typer
 from argosy.control.client import CoordinatorError
 from argosy.control.handshake import HandshakeError
 from argosy.control.secret import Secret
-from argosy.launch.launcher import Launch, Launcher
+from argosy.launch.launch import Launch
+from argosy.launch.launcher import Launcher
 from argosy.launch.nodes import NodesDisagree
 from argosy.launch.screen import Screen
 from argosy.strategy import ConfigError, Strategy
@@ -28,6 +29,7 @@ def run(
     script: Annotated[str, typer.Argument(help="The training script.", show_default=False)],
     arguments: Annotated[list[str] | None, typer.Argument(help="Passed to the script.", show_default=False)] = None,
     workers: Annotated[int, typer.Option("--workers", "-n", help="Workers on this node.")] = 1,
+    servers: Annotated[int, typer.Option(help="Parameter servers on this node, for ps= in the strategy.")] = 0,
     nodes: Annotated[int, typer.Option(help="Machines in the job; start the same command on each.")] = 1,
     node_rank: Annotated[int, typer.Option(help="This machine's number, from 0.")] = 0,
     coordinator: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="An address of node 0.")] = None,
@@ -47,6 +49,7 @@ def run(
             script=script,
             arguments=arguments or [],
             workers=workers,
+            servers=servers,
             nodes=nodes,
             node_rank=node_rank,
             coordinator=coordinator,

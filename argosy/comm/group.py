@@ -54,6 +54,10 @@ class Group(ABC):
     def close(self) -> None:
         """Leave the group and give back what it holds. Calling it twice is harmless."""
 
+    def all_numbers(self, mine: float) -> list[float]:
+        """The numbers that the members gave, by rank."""
+        return [float(each) for each in self.all_gather(torch.tensor([mine], dtype=torch.float64))]
+
     def broadcast_bytes(self, data: bytes | None, root: int = 0) -> bytes:
         """The bytes that `root` gave; the other members give None."""
         length = torch.tensor([len(data) if data is not None else 0])

@@ -24,7 +24,6 @@ import secrets
 import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 from torch._C._distributed_c10d import TCPStore
@@ -33,11 +32,11 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from argosy.comm.board import Board
 from argosy.comm.sockets import NONCE_BYTES, Address, Introductions, JoinError, listen_at, open_secret
 from argosy.control.client import parse_address
+from argosy.control.host import MAX_TEXT, HostIdentity
 from argosy.control.network import LOOPBACK, address_towards, is_loopback
 from argosy.control.secret import Secret
 from argosy.control.store import CoordinatorStore
 
-_MAX_TEXT: Final = 255
 _EXTRA_SOCKETS: Final = 2  # to each peer beside those for collectives: control, and messages
 
 
@@ -94,10 +93,10 @@ class Card:
             _require(isinstance(number := given[name], int) and 0 <= number < 1 << 62, name, given[name])
         _require(card.pid_namespace is None or isinstance(card.pid_namespace, int), "pid_namespace", card.pid_namespace)
         for name in ("name", "address"):
-            _require(isinstance(given[name], str) and len(given[name]) <= _MAX_TEXT, name, given[name])
+            _require(isinstance(given[name], str) and len(given[name]) <= MAX_TEXT, name, given[name])
         for name in ("host_id", "boot"):
             text = given[name]
-            _require(text is None or (isinstance(text, str) and len(text) <= _MAX_TEXT), name, text)
+            _require(text is None or (isinstance(text, str) and len(text) <= MAX_TEXT), name, text)
         for name in ("nonce", "group"):
             text = given[name]
             hexadecimal = isinstance(text, str) and re.fullmatch(f"[0-9a-f]{{{2 * NONCE_BYTES}}}", text) is not None
@@ -107,10 +106,8 @@ class Card:
 
     def may_be_near(self, other: Card) -> bool:
         """Whether it is worth trying to map the other's memory."""
-        if self.host_id is not None or other.host_id is not None:
-            return self.host_id == other.host_id
-        mine, theirs = (self.boot, self.pid_namespace), (other.boot, other.pid_namespace)
-        return None not in mine and mine == theirs
+        mine, theirs = (HostIdentity(card.host_id, card.boot, card.pid_namespace) for card in (self, other))
+        return mine.may_be_near(theirs)
 
 
 def meet(
@@ -130,8 +127,8 @@ def meet(
     rank, not blocking and without delay. `host_id` overrides what is found out about hosts: ranks with different ids
     (or one without) are on different hosts. Raises `JoinError` when a rank does not come within `deadline_seconds`.
     """
-    if host_id is not None and not 0 < len(host_id) <= _MAX_TEXT:
-        raise JoinError(f"ARGOSY_HOST_ID has {len(host_id)} characters: give it 1 to {_MAX_TEXT}, or leave it out")
+    if host_id is not None and not 0 < len(host_id) <= MAX_TEXT:
+        raise JoinError(f"ARGOSY_HOST_ID has {len(host_id)} characters: give it 1 to {MAX_TEXT}, or leave it out")
     if size == 1:
         meeting = Meeting((0,), (host_id or socket.gethostname(),))
         engine.set_hosts(list(meeting.hosts), list(meeting.names))
@@ -160,10 +157,8 @@ def _own_card(engine: Memory, store: Store, rank: int, size: int, host_id: str |
     towards = _store_address(store)
     address = address_towards(*towards) if towards is not None else None
     return Card(
-        name=socket.gethostname()[:_MAX_TEXT],
-        host_id=host_id,
-        boot=_read_boot_id(),
-        pid_namespace=_read_pid_namespace(),
+        name=socket.gethostname()[:MAX_TEXT],
+        **asdict(HostIdentity.here(host_id)),
         pid=pid,
         fd=fd,
         heap_bytes=heap_bytes,
@@ -312,18 +307,4 @@ def _store_address(store: Store) -> Address | None:
 
 def _require(holds: bool, name: str, value: object) -> None:
     if not holds:
-        raise ValueError(f"{name} is {value!r}"[:_MAX_TEXT])
-
-
-def _read_boot_id() -> str | None:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:_MAX_TEXT]
-    except OSError:
-        return None
-
-
-def _read_pid_namespace() -> int | None:
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return None
+        raise ValueError(f"{name} is {value!r}"[:MAX_TEXT])

@@ -6,8 +6,8 @@ A reader's path:
 2. `handshake`    how two of them prove it to each other, byte for byte
 3. `wire`         the messages that follow
 4. `coordinator`  the service that the launcher starts: who gets in, who is dropped
-5. `session`      one connection and its requests, over `table` (keys) and `barriers`, within `limits`
-6. `client`       the blocking side of it
+5. `session`      one connection and its requests, over `table` (keys), `barriers` and `leases`, within `limits`
+6. `client`       the blocking side of it; `lease_client`, that of leases
 7. `store`        the client as torch's `Store`
 
 `CoordinatorStore` is imported from `argosy.control.store` and not from here, because it brings torch with it, which a

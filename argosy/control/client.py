@@ -89,6 +89,38 @@ class Will:
             self._client._drop(sock)
 
 
+class Line:
+    """A connection that is held open, for what the coordinator ties to one. Thread-safe, one call at a time."""
+
+    def __init__(self, client: Client, sock: socket.socket) -> None:
+        self._client, self._lock = client, threading.Lock()
+        self._sock: socket.socket | None = sock
+
+    def call(self, request: dict[str, object], timeout_seconds: float | None = None) -> wire.Message:
+        """Make one request; those that wait do so for `timeout_seconds`, or as long as the client's calls do."""
+        seconds = self._client._wait_seconds(timeout_seconds)
+        with self._lock:
+            if self._sock is None:
+                raise CoordinatorLost(f"the connection was closed before {request['op']}")
+            try:
+                return self._client._exchange(self._sock, {**request, "timeout_seconds": seconds}, seconds)
+            except (CoordinatorError, DeadlineExceeded):
+                raise
+            except BaseException:
+                self._end()  # what is on its way would be taken for the next answer
+                raise
+
+    def close(self) -> None:
+        """End the connection. Calling it again does nothing."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            self._client._drop(sock)
+
+
 class Client:
     """A connection to the job's coordinator, made on first use.
 
@@ -245,6 +277,10 @@ class Client:
         with self._lock:
             self._wills.add(will)
         return will
+
+    def line(self) -> Line:
+        """A connection of its own, held open until it is closed or this process ends."""
+        return Line(self, self._connect())
 
     # How a call is made.
 

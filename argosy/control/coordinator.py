@@ -1,9 +1,9 @@
-"""The coordinator: a small authenticated service of keys and barriers that the launcher starts for a job.
+"""The coordinator: a small authenticated service of keys, barriers and leases that the launcher starts for a job.
 
 Processes find each other through it, and torch's process groups rendezvous through it (`store`), instead of through
 an open `TCPStore`. This file is the door: it listens, lets peers prove the job's secret (`handshake`), hands those
-who did to a `session`, and drops everybody else in bounded time and memory. What is kept is in `table` and
-`barriers`; the bounds are in `limits`.
+who did to a `session`, and drops everybody else in bounded time and memory. What is kept is in `table`, `barriers` and
+`leases`; the bounds are in `limits`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Final
 from argosy.control import wire
 from argosy.control.barriers import Barriers
 from argosy.control.handshake import HandshakeError, NoRoomError, accept_async
+from argosy.control.leases import Leases
 from argosy.control.limits import SMALL_MESSAGE_BYTES, ByteBudget, Limits
 from argosy.control.secret import Secret
 from argosy.control.session import Session
@@ -61,6 +62,7 @@ class Coordinator:
         self._max_pending, self._max_connections = _affordable(limits)
         self._table = Table(limits.max_keys, limits.max_stored_bytes)
         self._barriers = Barriers()
+        self._leases = Leases()
         self._budget = ByteBudget(limits.max_inflight_bytes)
         # The tasks of all connections, and of those that have not proved themselves, oldest first.
         self._tasks: set[asyncio.Task[None]] = set()
@@ -160,12 +162,13 @@ class Coordinator:
         # From here on the transport owns the descriptor, and closing `sock` does nothing.
         proved = socket.socket(fileno=sock.detach())
         reader, writer = await asyncio.open_connection(sock=proved, limit=SMALL_MESSAGE_BYTES)
-        session = Session(reader, writer, self._table, self._barriers, self._budget, self._limits)
+        session = Session(reader, writer, self._table, self._barriers, self._leases, self._budget, self._limits)
         try:
             await session.run()
         finally:
             # At our own end nobody is left to read a will, and every peer would look lost.
             session.carry_out_wills(execute=not self._stopping)
+            session.return_leases()
             await _close(writer)
 
     def _admit(self) -> bool:

@@ -15,8 +15,8 @@ Byte layout (integers big-endian, no padding, nothing variable):
     server proof = HMAC-SHA256(secret, hello | server nonce | purpose | " server")
     client proof = HMAC-SHA256(secret, hello | server nonce | purpose | " client")
 
-`purpose` is ASCII and says what the connection is for (`control` for the coordinator, `peer` between workers), so a
-proof given on one kind of connection is worth nothing on another.
+`purpose` is ASCII and says what the connection is for (`control` for the coordinator, `peer` between workers, `table`
+to a parameter server), so a proof given on one kind of connection is worth nothing on another.
 
 [Note: replay and reflection]
 Replay: a recorded hello and proof are worthless, because each server draws a fresh nonce for each connection and
@@ -57,6 +57,7 @@ NO_ROOM: Final = b"\x02"
 
 CONTROL: Final = b"control"
 PEER: Final = b"peer"
+TABLE: Final = b"table"
 
 
 class HandshakeError(Exception):

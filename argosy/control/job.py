@@ -19,10 +19,11 @@ class JobError(RuntimeError):
 
 @dataclass(frozen=True)
 class Job:
-    """A process's place in its job."""
+    """A process's place in its job. `servers` are those of the parameter server, which have no rank."""
 
     rank: int = 0
     world: int = 1
+    servers: int = 0
     torchrun: bool = False
     coordinator: str | None = None
     secret: Secret | None = None
@@ -35,6 +36,7 @@ class Job:
         values = {
             "ARGOSY_RANK": self.rank,
             "ARGOSY_WORLD": self.world,
+            "ARGOSY_SERVERS": self.servers or None,
             "ARGOSY_COORDINATOR": self.coordinator,
             "ARGOSY_SECRET": self.secret.hex() if self.secret else None,
             "ARGOSY_STRATEGY": self.strategy,
@@ -71,6 +73,7 @@ class Job:
         return cls(
             rank,
             world,
+            servers=_number(environment, "ARGOSY_SERVERS") if "ARGOSY_SERVERS" in environment else 0,
             coordinator=environment["ARGOSY_COORDINATOR"],
             secret=secret,
             strategy=environment.get("ARGOSY_STRATEGY"),

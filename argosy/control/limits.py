@@ -6,7 +6,8 @@ Whatever its clients do, the coordinator's memory stays below about
 
 because the table counts what it stores and what is waited for, each connection has one request or one reply under way
 at a time, and large ones take their bytes from one shared `ByteBudget` first. (The 0.5 MiB are what an asyncio stream
-may buffer before it stops reading. To these comes what it takes to parse one message, one at a time.)
+may buffer before it stops reading. To these comes what it takes to parse one message, one at a time, and what `leases`
+keeps within bounds of its own: 64 ranges for a connection, 16,384 queues, whose names are the largest part of them.)
 """
 
 from __future__ import annotations

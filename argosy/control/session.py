@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from argosy.control import wire
 from argosy.control.barriers import BarrierMismatchError, Barriers
+from argosy.control.leases import Holder, LeaseError, Leases, Shape
 from argosy.control.limits import ByteBudget, Limits
 from argosy.control.table import Table, TableError
 
@@ -41,7 +42,7 @@ class _PeerGoneError(Exception):
 
 
 class Session:
-    """Serves one peer until it goes, and then carries out the wills that it left."""
+    """Serves one peer until it goes; then it carries out the wills that the peer left, and returns its leases."""
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class Session:
         writer: asyncio.StreamWriter,
         table: Table,
         barriers: Barriers,
+        leases: Leases,
         budget: ByteBudget,
         limits: Limits,
     ) -> None:
@@ -56,6 +58,8 @@ class Session:
         self._writer = writer
         self._table = table
         self._barriers = barriers
+        self._leases = leases
+        self._holder = Holder()
         self._budget = budget
         self._limits = limits
         self._wills: dict[str, bytes] = {}
@@ -70,12 +74,17 @@ class Session:
             "num_keys": self._num_keys,
             "will": self._will,
             "withdraw": self._withdraw,
+            "lease_open": self._lease_open,
+            "lease_done": self._lease_done,
+            "lease_give_back": self._lease_give_back,
+            "lease_ledger": self._lease_ledger,
         }
         self._waiting: dict[str, Callable[[wire.Message], Awaitable[Reply]]] = {
             "get": self._get,
             "multi_get": self._multi_get,
             "wait": self._wait,
             "barrier": self._barrier,
+            "lease_take": self._lease_take,
         }
 
     async def run(self) -> None:
@@ -99,6 +108,10 @@ class Session:
                 self._table.set(key, value)
         self._wills.clear()
 
+    def return_leases(self) -> None:
+        """Give ranges of samples back that the peer held."""
+        self._leases.give_back(self._holder)
+
     async def _answer(self, request: wire.Message) -> Reply:
         op = request.get("op")
         try:
@@ -109,7 +122,7 @@ class Session:
             shown = repr(op)[:64]
             known = ", ".join([*self._instant, *self._waiting])
             raise _RefusedError("bad-request", f"unknown op {shown}; known: {known}")
-        except (_RefusedError, TableError) as error:
+        except (_RefusedError, TableError, LeaseError) as error:
             return {"error": error.kind, "message": str(error)}
         except BarrierMismatchError as error:
             return {"error": "barrier-mismatch", "message": str(error)}
@@ -192,6 +205,24 @@ class Session:
             self._table.release(key, value)
         return {"result": value is not None}
 
+    def _lease_open(self, request: wire.Message) -> Reply:
+        shape = Shape(*(_integer(request, field) for field in Shape._fields))
+        if shape.samples < 0 or min(shape.batch, shape.largest, shape.workers) < 1:
+            raise _RefusedError("bad-request", f"no queue can have {shape._asdict()}")
+        self._leases.open(_key(request, "name"), shape)
+        return {}
+
+    def _lease_done(self, request: wire.Message) -> Reply:
+        self._leases.done(_key(request, "name"), _integer(request, "begin"), self._holder)
+        return {}
+
+    def _lease_give_back(self, request: wire.Message) -> Reply:
+        self._leases.give_back(self._holder, _key(request, "name"))
+        return {}
+
+    def _lease_ledger(self, request: wire.Message) -> Reply:
+        return self._leases.summary(_key(request, "name"))
+
     async def _get(self, request: wire.Message) -> Reply:
         values = await self._values([_key(request)], _seconds(request))
         return {"value": wire.pack(values[0])}
@@ -229,9 +260,7 @@ class Session:
             # Somebody deleted a key between its coming and our turn: wait for it to come again.
 
     async def _barrier(self, request: wire.Message) -> Reply:
-        name, seconds, who = _key(request, "name"), _seconds(request), request.get("who", "")
-        if not isinstance(who, str) or len(who) > MAX_WHO_CHARACTERS:
-            raise _RefusedError("bad-request", f"who must be text of at most {MAX_WHO_CHARACTERS} characters")
+        name, seconds, who = _key(request, "name"), _seconds(request), _who(request)
         size = _integer(request, "size")
         if size < 1:
             raise _RefusedError("bad-request", f"size must be at least 1, got {size}")
@@ -242,6 +271,19 @@ class Session:
             raise _RefusedError("deadline", f"barrier {name!r} waited {seconds:g} s: {arrival.describe()}")
         finally:
             self._barriers.withdraw(arrival)
+
+    async def _lease_take(self, request: wire.Message) -> Reply:
+        name, seconds, self._holder.who = _key(request, "name"), _seconds(request), _who(request) or "somebody"
+        deadline = asyncio.get_running_loop().time() + seconds
+        while (taken := self._leases.take(name, self._holder)) is None and not self._leases.finished(name):
+            change = self._leases.change(name)
+            try:
+                if not await self._settles(change, max(deadline - asyncio.get_running_loop().time(), 0.0)):
+                    why = f"waited {seconds:g} s for samples of {name!r}: {self._leases.describe(name)}"
+                    raise _RefusedError("deadline", why)
+            finally:
+                self._leases.give_up(name, change)
+        return {"range": taken}
 
 
 def _missed(missing: list[str], asked: int, seconds: float) -> str:
@@ -274,6 +316,13 @@ def _keys(request: wire.Message) -> list[str]:
     if not isinstance(keys, list):
         raise _RefusedError("bad-request", f"keys must be a list, got {type(keys).__name__}")
     return [_checked_key(key, "keys") for key in keys]
+
+
+def _who(request: wire.Message) -> str:
+    who = request.get("who", "")
+    if not isinstance(who, str) or len(who) > MAX_WHO_CHARACTERS:
+        raise _RefusedError("bad-request", f"who must be text of at most {MAX_WHO_CHARACTERS} characters")
+    return who
 
 
 def _decode(text: object, field: str) -> bytes:

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Cursor:
         self.waited_seconds = 0.0
         self.meetings = 0
         self.between_loops: list[Callable[[], None]] = []
+        self.coming: list[Callable[[Any, Any], None]] = []  # who wants to see batches ahead of time: see `ahead.py`
         self.weight = 1.0
         self.loss: float | None = None
         self._losses, self._reported = 0.0, 0.0  # of batches that were added up: losses times samples, and samples

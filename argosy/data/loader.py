@@ -7,11 +7,12 @@ replaced, by one that follows the `Plan`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+from argosy.data.ahead import looking_ahead
 from argosy.data.balance import Balance
 from argosy.data.batches import BatchConfig, Epoch, Share
 from argosy.data.cursor import Cursor, Position
@@ -36,7 +37,7 @@ class Loader:
         told: Callable[[list[int]], None] | None = None,
     ) -> None:
         """`exchange` and `told` are for `balance`: see `Balance`."""
-        _refuse_unusable(loader)
+        refuse_unusable(loader)
         self.epoch = 0
         self._start = 0  # samples of the next epoch that an earlier run has trained on
         self._inside: tuple[int, int] | None = None  # the epoch begun last, if unfinished, and its samples handed out
@@ -53,7 +54,7 @@ class Loader:
         if hasattr(loader.dataset, "__len__"):  # a script's own sampler may do without
             self._order["dataset"] = len(loader.dataset)
         self._sampler = _EpochSampler()
-        self._inner = _with_batch_sampler(loader, self._sampler)
+        self._inner = with_batch_sampler(loader, self._sampler)
         self._plan.epoch(0, 0)  # a sampler that cannot be divided says so now, not in the middle of a job
 
     @property
@@ -126,7 +127,9 @@ class Loader:
         self._inside = (number, handed) if handed else None
         seen, begun = 0, self._cursor.clock()
         try:
-            for step, (share, batch) in enumerate(zip(epoch, self._inner, strict=True)):
+            for step, (share, batch) in enumerate(
+                zip(epoch, looking_ahead(self._inner, self._cursor.coming), strict=True)
+            ):
                 seen += len(share.indices)
                 handed += len(share.step)
                 self._step = step
@@ -195,7 +198,8 @@ def prefetched(loader: DataLoader[Any]) -> int:
     return loader.num_workers * (loader.prefetch_factor or 0)
 
 
-def _with_batch_sampler(loader: DataLoader[Any], sampler: _EpochSampler) -> DataLoader[Any]:
+def with_batch_sampler(loader: DataLoader[Any], sampler: Iterable[list[Any]]) -> DataLoader[Any]:
+    """The script's DataLoader, with other batches."""
     if not loader.in_order:
         warnings.warn("in_order=False is not kept: shares and batches must come in the same order", stacklevel=5)
     return DataLoader(
@@ -214,7 +218,8 @@ def _with_batch_sampler(loader: DataLoader[Any], sampler: _EpochSampler) -> Data
     )
 
 
-def _refuse_unusable(loader: DataLoader[Any]) -> None:
+def refuse_unusable(loader: DataLoader[Any]) -> None:
+    """Refuse a DataLoader whose samples cannot be divided exactly once."""
     if isinstance(loader.dataset, IterableDataset):
         raise TypeError(
             f"{type(loader.dataset).__name__} is an IterableDataset: its samples have no index, so they cannot be "

@@ -62,7 +62,7 @@ class Plan:
         if not self._regular:
             return f"batches come from the script's {type(self._batches).__name__}, {len(self.epoch(0))} steps"
         batches = self._batches
-        samples = self._order(0)[1]
+        samples = self.order(0)[1]
         return arithmetic(self._config, batches.batch_size, self._workers, samples, batches.drop_last, division)
 
     def outline(self) -> list[str]:
@@ -71,7 +71,7 @@ class Plan:
         return [self.arithmetic(), *(str(step) for step in self.epoch(0).steps if drawn)]
 
     def _consecutive(self, number: int, start: int) -> Steps:
-        order, samples = self._order(number)
+        order, samples = self.order(number)
         batch, drop_last = self._config.global_batch(self._batches.batch_size, self._workers), self._batches.drop_last
         if self._ramp is not None:
             pieces = self._ramp.pieces(batch, samples, drop_last, number, start)
@@ -79,7 +79,7 @@ class Plan:
                 return Ramped(order, pieces)
         return Consecutive(order, samples, batch, drop_last, start)
 
-    def _order(self, number: int) -> tuple[Callable[[Indices], Indices], int]:
+    def order(self, number: int) -> tuple[Callable[[Indices], Indices], int]:
         """What stands at each position of an epoch, and how many positions there are."""
         sampler: Any = self._batches.sampler
         function = self._function_of(sampler, number)

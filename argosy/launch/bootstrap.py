@@ -43,7 +43,8 @@ def main() -> None:
         sys.last_value = error
         report = "".join(traceback.format_exception(type(error), error, _from_script(error.__traceback__, script)))
         message = traceback.format_exception_only(error)[-1].strip()
-        echo = getattr(error, "echo", False)
+        # Whoever misses a server tells it, but why it is gone, the server's own end says.
+        echo = getattr(error, "echo", isinstance(error, _native.PsError))
         if not Channel(channel, time.monotonic).failure(message, report, status=1, secondary=echo):
             print(report, file=sys.stderr)
         sys.exit(1)

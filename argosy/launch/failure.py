@@ -35,8 +35,17 @@ def ended(status: int) -> str:
     if status >= 0:
         return f"exited with status {status}"
     hint = " (was the machine out of memory? see dmesg)" if status == -signal.SIGKILL else ""
+    return f"was killed by {signal_name(status)}{hint}"
+
+
+def signal_name(status: int) -> str:
+    """The name of the signal that ended a process, from its negative status.
+
+    >>> signal_name(-9)
+    'SIGKILL'
+    """
     names = {member.value: member.name for member in signal.Signals}  # most real-time signals have none
-    return f"was killed by {names.get(-status, f'signal {-status}')}{hint}"
+    return names.get(-status, f"signal {-status}")
 
 
 def shell_status(status: int) -> int:

@@ -28,10 +28,12 @@ class NodesDisagree(RuntimeError):
 
 @dataclass(frozen=True)
 class Place:
-    """A node's place in the job: the rank of its first worker, and the number of workers on all nodes."""
+    """A node's place in the job: the numbers of its first worker and server, and how many there are on all nodes."""
 
     first_rank: int
     world: int
+    first_server: int
+    servers: int
     run_folder: str
 
 
@@ -44,9 +46,9 @@ class Nodes:
         self._will: Will | None = None
         self._claimed = self._lost = self._leaving = False
 
-    async def claim(self, workers: int, strategy: str, run_folder: Path) -> None:
+    async def claim(self, workers: int, servers: int, strategy: str, run_folder: Path) -> None:
         """Take this node's place, if it is free and this launcher was started as those of the job were."""
-        await asyncio.to_thread(self._claim, workers, strategy, run_folder)
+        await asyncio.to_thread(self._claim, workers, servers, strategy, run_folder)
 
     async def join(self) -> Place:
         """Wait for all launchers, and learn this one's place among them."""
@@ -64,6 +66,10 @@ class Nodes:
                     await asyncio.Event().wait()  # this is how it ends: nothing was lost
                 self._lost = True
                 return Failure("node 0 was lost", str(error), 1)
+
+    async def worker_ended(self) -> int:
+        """Count one more worker that has ended; how many have, on all nodes."""
+        return await asyncio.to_thread(self._client.add, "workers/ended", 1)
 
     async def tell(self, failure: Failure) -> Failure:
         """Tell the others, unless another failure was told first; which of the two it was."""
@@ -105,9 +111,10 @@ class Nodes:
                     return await asyncio.to_thread(call, *arguments)
         return None
 
-    def _claim(self, workers: int, strategy: str, run_folder: Path) -> None:
+    def _claim(self, workers: int, servers: int, strategy: str, run_folder: Path) -> None:
         mine = {
             "workers": workers,
+            "servers": servers,
             "nodes": self._nodes,
             "strategy": strategy,
             "host": socket.gethostname(),
@@ -147,5 +154,6 @@ class Nodes:
                 f"--node-rank, and check that it can reach {self._client.address}"
             ) from None
         all_nodes = [json.loads(self._client.get(f"nodes/{number}")) for number in range(self._nodes)]
-        counts = [node["workers"] for node in all_nodes]
-        return Place(sum(counts[: self._node_rank]), sum(counts), all_nodes[0]["run_folder"])
+        workers, servers = ([node[kind] for node in all_nodes] for kind in ("workers", "servers"))
+        mine = self._node_rank
+        return Place(sum(workers[:mine]), sum(workers), sum(servers[:mine]), sum(servers), all_nodes[0]["run_folder"])

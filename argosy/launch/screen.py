@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from argosy.observe.events import Event
-from argosy.observe.folder import log_file
+from argosy.observe.folder import Role, log_file
 from argosy.observe.progress import progress_on
 
 _COLOURS = (36, 33, 35, 32, 34, 91, 96, 93, 95, 92, 94)
@@ -101,10 +101,11 @@ class Screen:
         """Whether so many lines are waiting that no more should be taken from the workers."""
         return any(len(writer) > _CROWDED for writer in self._writers.values())
 
-    def line(self, rank: int, text: str, source: Source = "stdout") -> None:
-        """A line that a rank has written. Of what a carriage return overwrote, only the last state is shown."""
+    def line(self, number: int, text: str, source: Source = "stdout", role: Role = "rank") -> None:
+        """A line that a rank or a server has written. Of what a carriage return overwrote, the last state is shown."""
         shown = text.rstrip("\r").rsplit("\r", 1)[-1]
-        self._post(source, f"[{rank}]", _COLOURS[rank % len(_COLOURS)], shown)
+        prefix = f"[{number}]" if role == "rank" else f"[{role} {number}]"
+        self._post(source, prefix, _COLOURS[number % len(_COLOURS)], shown)
 
     def say(self, text: str) -> None:
         """A line of the launcher's own."""
@@ -132,11 +133,11 @@ class Screen:
 
 
 class RankLog:
-    """What one rank writes: line by line onto the screen, and all of it into its log file."""
+    """What one rank, or one server, writes: line by line onto the screen, and all of it into its log file."""
 
-    def __init__(self, screen: Screen, folder: Path, rank: int) -> None:
-        self._screen, self._rank = screen, rank
-        self._file: BinaryIO = log_file(folder, rank).open("ab", buffering=0)
+    def __init__(self, screen: Screen, folder: Path, rank: int, role: Role = "rank") -> None:
+        self._screen, self._rank, self._role = screen, rank, role
+        self._file: BinaryIO = log_file(folder, rank, role).open("ab", buffering=0)
         self._partial: dict[Source, str] = {"stdout": "", "stderr": ""}
         decoder = codecs.getincrementaldecoder("utf-8")  # bytes may come with half a character at their end
         self._decoders = {"stdout": decoder("replace"), "stderr": decoder("replace")}
@@ -162,7 +163,7 @@ class RankLog:
     def text(self, text: str) -> None:
         """Lines told through the channel, such as a traceback: shown even if the rank's output no longer is."""
         for line in text.rstrip("\n").split("\n"):
-            self._screen.line(self._rank, line, "stderr")
+            self._screen.line(self._rank, line, "stderr", self._role)
         self.record(text)
 
     def record(self, text: str) -> None:
@@ -179,7 +180,7 @@ class RankLog:
 
     def _show(self, source: Source, line: str) -> None:
         if self.shown:
-            self._screen.line(self._rank, line, source)
+            self._screen.line(self._rank, line, source, self._role)
 
     def _keep(self, data: bytes) -> None:
         try:

@@ -1,6 +1,7 @@
-"""One worker process, as the launcher holds it: started, listened to, and ended together with all its children.
+"""One process of a job, as the launcher holds it: started, listened to, and ended together with all its children.
 
-A worker leads its own session, so that its children (DataLoader processes, say) can be ended with it.
+It is a worker or, with another `role`, a parameter server. It leads its own session, so that its children (DataLoader
+processes, say) can be ended with it.
 
 [Note: ending a group safely]
 The number of a process group may be given to others once its leader has been reaped. So the exit of a worker is
@@ -24,30 +25,39 @@ from contextlib import suppress
 from argosy.launch.screen import RankLog, Source
 from argosy.observe import channel
 from argosy.observe.events import Event
+from argosy.observe.folder import Role
 
 _PAUSE_SECONDS = 0.02
 
 
 class Worker:
-    """A running worker. `status` is None until it has ended; negative for a signal, as in `subprocess`."""
+    """A running process. `status` is None until it has ended; negative for a signal, as in `subprocess`.
+
+    `rank` is its number among those of its role, and `name` what it is called: "rank 2", "server 0".
+    """
 
     def __init__(
-        self, rank: int, log: RankLog, on_event: Callable[[Worker, Event], None], on_exit: Callable[[Worker], None]
+        self,
+        rank: int,
+        log: RankLog,
+        on_event: Callable[[Worker, Event], None],
+        on_exit: Callable[[Worker], None],
+        role: Role = "rank",
     ) -> None:
-        self.rank, self.log = rank, log
+        self.rank, self.log, self.role, self.name = rank, log, role, f"{role} {rank}"
         self.status: int | None = None
         self.failure: Event | None = None
         self._traceback = ""
         self._on_event, self._on_exit = on_event, on_exit
         self._ended = asyncio.Event()
 
-    async def start(self, script: str, arguments: list[str], environment: Mapping[str, str]) -> None:
-        """Start the process. It finds its end of the channel in ARGOSY_CHANNEL."""
+    async def start(self, module: str, arguments: list[str], environment: Mapping[str, str]) -> None:
+        """Start a module of Argosy's as a program. It finds its end of the channel in ARGOSY_CHANNEL."""
         loop = asyncio.get_running_loop()
         self._channel, theirs = channel.pair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "argosy.launch.bootstrap", script, *arguments],
+                [sys.executable, "-u", "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -7,7 +7,9 @@ does not read: showing progress never slows training. A failure is worth a short
 from __future__ import annotations
 
 import json
+import os
 import socket
+import time
 from collections.abc import Callable
 
 from argosy.observe.events import Event
@@ -22,6 +24,11 @@ class Channel:
     def __init__(self, end: socket.socket, clock: Callable[[], float], rate: float = 10.0) -> None:
         self._end, self._clock, self._interval = end, clock, 1.0 / rate
         self._next = 0.0
+
+    @classmethod
+    def at(cls, fd: int) -> Channel:
+        """The channel whose worker's end is a descriptor of this process; it keeps a copy of its own."""
+        return cls(socket.socket(fileno=os.dup(fd)), time.monotonic)
 
     def event(self, event: Event) -> None:
         """Pass an event on, if it can be done at once."""

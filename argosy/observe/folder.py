@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Literal
+
+Role = Literal["rank", "server"]
+"""What a process of a job is: a worker, which has a rank, or a parameter server."""
 
 
 def new_run_folder(script: str, base: Path = Path("runs")) -> Path:
@@ -20,11 +24,11 @@ def new_run_folder(script: str, base: Path = Path("runs")) -> Path:
             return folder
 
 
-def events_file(folder: Path, rank: int) -> Path:
-    """Where a rank's events lie."""
-    return folder / f"rank{rank}.events.jsonl"
+def events_file(folder: Path, number: int, role: Role = "rank") -> Path:
+    """Where the events of a rank, or of a server, lie."""
+    return folder / f"{role}{number}.events.jsonl"
 
 
-def log_file(folder: Path, rank: int) -> Path:
-    """Where a rank's output lies."""
-    return folder / f"rank{rank}.log"
+def log_file(folder: Path, number: int, role: Role = "rank") -> Path:
+    """Where the output of a rank, or of a server, lies."""
+    return folder / f"{role}{number}.log"

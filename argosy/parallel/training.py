@@ -23,6 +23,7 @@ from argosy.compress.catalogue import can_take, make_codec
 from argosy.compress.codec import Codec
 from argosy.compress.config import CompressConfig
 from argosy.data.cursor import Cursor
+from argosy.data.leased import LeasedLoader
 from argosy.data.loader import Loader
 from argosy.optim.average import Average
 from argosy.optim.config import OptimConfig
@@ -72,7 +73,7 @@ class Training:
         self._codecs: list[Codec] = []
         self._averages: list[Average] = []
         self._rates: list[LearningRate] = []
-        self._loaders: list[Loader] = []
+        self._loaders: list[Loader | LeasedLoader] = []
         self._passes = SharedPasses(group)
         self._leaving = ExitStack()
         self._mesh, self._stage = mesh, stage
@@ -84,7 +85,7 @@ class Training:
         """Leave models and optimizers to the script again."""
         self._leaving.close()
 
-    def add_loader(self, loader: Loader) -> None:
+    def add_loader(self, loader: Loader | LeasedLoader) -> None:
         """Steps come from this loader, or from another: rules that count samples or epochs go by it."""
         self._loaders.append(loader)
 
@@ -294,6 +295,8 @@ def called(model: nn.Module, x: Any) -> Any:
     return model(*x) if isinstance(x, (tuple, list)) else model(x)
 
 
-def _lengths(loader: Loader) -> tuple[int | None, int | None, Callable[[int], int], Callable[[], int | None]]:
+def _lengths(
+    loader: Loader | LeasedLoader,
+) -> tuple[int | None, int | None, Callable[[int], int], Callable[[], int | None]]:
     script, job = loader.batch_sizes or (None, None)
     return script, job, loader.steps_in, lambda: loader.global_batch

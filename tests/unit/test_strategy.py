@@ -16,10 +16,11 @@ from argosy.config import Config, ConfigError
 from argosy.data.batches import BatchConfig
 from argosy.parallel.combinations import HybridConfig
 from argosy.parallel.mesh_config import MeshConfig
+from argosy.ps.config import PsConfig
 from argosy.strategy import Strategy
 
 HINTS = config.hints(Strategy)
-PARTS: list[type[Config]] = [CommConfig, *HybridConfig.__bases__]
+PARTS: list[type[Config]] = [CommConfig, PsConfig, *HybridConfig.__bases__]
 VALUES: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(1, 2**63 - 1),
     float: st.floats(1e-3, 1e6),
@@ -49,6 +50,8 @@ BOUNDED = {
     "dgc_clip": st.floats(0.1, 10),
     "warmup": st.sampled_from(["none", "500", "5epochs"]),
     "average": st.sampled_from(["none", "ema:0.99"]),
+    "ps": st.sampled_from(["none", "sync", "async:dc", "ssp:4", "geo:50"]),
+    "dense": st.sampled_from(["server", "server", "allreduce"]),
     "ramp": st.sampled_from(["none", "4:3epochs"]),
     "shard_stage": st.sampled_from([None, 1, 2, 3]),
     "shard_modules": st.sampled_from(["auto", "blocks.*,head"]),
@@ -60,6 +63,10 @@ BOUNDED = {
 
 def made(chosen: dict[str, Any]) -> Strategy | None:
     """The strategy, or None if the choices do not go together."""
+    kind = chosen.get("ps", "none")  # its options are many, and most go with one kind only: what does not is left out
+    only = {"none": ("ps",), "sync": ("ps", "aggregate", "ps_values", "not_finite")}.get(kind)
+    if only is not None:
+        chosen = {name: value for name, value in chosen.items() if name in only or name not in config.hints(PsConfig)}
     try:
         return Strategy(**chosen)
     except ConfigError:
@@ -110,7 +117,7 @@ def test_no_field_takes_a_value_of_another_type(name: str) -> None:
     [
         ("dta=4", "dta", "4", "did you mean 'data'?"),
         ("data=4 bach=global", "bach", "global", "did you mean 'batch'?"),
-        ("zzz=1", "zzz", "1", "The fields are accumulate, algorithm, average"),
+        ("zzz=1", "zzz", "1", "The fields are accumulate, aggregate, algorithm"),
         ("=4", "", "4", "no such field"),
         ("seed=1.5", "seed", "1.5", "a whole number"),
         ("seed=1e3", "seed", "1e3", "a whole number"),

@@ -1,0 +1,38 @@
+"""A worker that takes samples by lease and writes down each one it has trained; some end early, as arguments say.
+
+Arguments: a folder; which end and how (`kill` and `raise`: rank 1; `kill all`; or none); after how many batches.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader
+
+import argosy
+
+folder, how, batches = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+fleet = argosy.init()
+(folder / f"{os.getpid()}.pid").touch()
+loader = fleet.distribute(DataLoader(torch.arange(200), batch_size=2, shuffle=True))
+trained = (folder / f"rank{fleet.rank}.trained").open("a", buffering=1)
+count = 0
+ends = {"kill": [1], "raise": [1], "kill all": [0, 1, 2]}.get(how, [])
+for epoch in range(2):
+    for batch in loader:
+        for sample in batch.tolist():
+            print(epoch, sample, file=trained)
+        time.sleep(0.005 if fleet.rank != 1 else 0.0)
+        count += 1
+        if fleet.rank in ends and count == batches:
+            if how == "raise":
+                raise ValueError("the cargo has shifted")
+            os.kill(os.getpid(), signal.SIGKILL)
+served = fleet._served
+if served.has_leases:
+    ledgers = [served._queues.ledger(f"{loader._name}/{epoch}") for epoch in range(2)]
+    (folder / f"rank{fleet.rank}.json").write_text(json.dumps(ledgers))

@@ -1,0 +1,117 @@
+"""A worker is killed in the middle of a range: the others train what it held, and every sample is done once."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from launching import ARGOSY, Finished, alive, finish, pids, run, running
+
+from argosy.control.secret import Secret
+
+SCRIPT = Path(__file__).parent / "scripts" / "leased.py"
+WORKERS = 3
+
+
+def job(folder: Path, strategy: str, how: str, batches: int = 7) -> Finished:
+    sizes = ["--workers", str(WORKERS), "--servers", "1", "--strategy", strategy]
+    done = run([*ARGOSY, "run", *sizes, "--run-folder", folder / "run", SCRIPT, folder, how, str(batches)])
+    started = pids(folder)
+    assert len(started) == WORKERS
+    assert not [pid for pid in started if alive(pid)]
+    return done
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def said(done: Finished) -> list[str]:
+    """What the launcher told, but for its first line."""
+    return [line.removeprefix("argosy: ") for line in done.err.splitlines() if line.startswith("argosy: ")][1:]
+
+
+def trained(folder: Path, rank: int) -> list[tuple[int, int]]:
+    lines = (folder / f"rank{rank}.trained").read_text().splitlines()
+    return [(int(epoch), int(sample)) for epoch, sample in (line.split() for line in lines)]
+
+
+def test_the_others_train_what_a_killed_worker_held(tmp_path: Path) -> None:
+    done = job(tmp_path, "ps=async", "kill")  # its 7th batch is the third one of a range of 4
+    assert done.status == 0, done.err
+    assert said(done) == ["rank 1 was lost (killed by SIGKILL); its samples go to the others"]
+    for rank in (0, 2):
+        first, second = json.loads((tmp_path / f"rank{rank}.json").read_text())
+        for ledger in (first, second):
+            assert ledger["finished"]
+            assert ledger["counts"] == [[0, 200, 1]]  # every position exactly once
+        assert (first["returned"], second["returned"]) == (1, 0)
+    times = Counter(each for rank in range(WORKERS) for each in trained(tmp_path, rank))
+    assert set(times) == {(epoch, sample) for epoch in range(2) for sample in range(200)}
+    # What it had begun of its last range, and only that, was trained twice: here three batches of two.
+    twice = [each for each, count in times.items() if count > 1]
+    assert sorted(twice) == sorted(trained(tmp_path, 1)[-6:])
+    end = json.loads((tmp_path / "run" / "rank1.events.jsonl").read_text().splitlines()[-1])
+    assert (end["event"], end["status"].startswith("was killed by SIGKILL")) == ("end", True)
+
+
+def test_a_script_that_fails_still_ends_the_run(tmp_path: Path) -> None:
+    done = job(tmp_path, "ps=async", "raise")
+    assert done.status == 1
+    told = said(done)
+    assert told[0].startswith("rank 1 failed: ValueError: the cargo has shifted")
+    assert told[1:] == [f"rank {rank} stopped because rank 1 failed" for rank in (0, 2)]
+
+
+def test_a_run_that_loses_everybody_has_failed(tmp_path: Path) -> None:
+    done = job(tmp_path, "ps=async", "kill all")
+    assert done.status == 137
+    told = said(done)
+    assert len(told) == WORKERS
+    assert {line[: len("rank 0")] for line in told} == {f"rank {rank}" for rank in range(WORKERS)}
+    assert all(" was lost (killed by SIGKILL); its samples go to the others" in line for line in told[:-1])
+    assert " failed: was killed by SIGKILL" in told[-1]
+
+
+def test_a_loss_on_one_node_is_borne_by_all(tmp_path: Path) -> None:
+    secret, port = Secret.new().hex(), free_port()
+    nodes = []
+    with ExitStack() as stack:
+        for node, workers in enumerate((1, 2)):
+            sizes = ["--workers", str(workers), "--servers", "1", "--nodes", "2", "--node-rank", str(node)]
+            command = [*ARGOSY, "run", *sizes, "--coordinator", f"127.0.0.1:{port}", "--strategy", "ps=async"]
+            script = ["--run-folder", tmp_path / "run", SCRIPT, tmp_path, "kill", "7"]
+            nodes.append(stack.enter_context(running([*command, *script], ARGOSY_SECRET=secret)))
+        first, second = (finish(node, deadline_seconds=90) for node in nodes)
+    assert (first.status, second.status) == (0, 0), first.err + second.err
+    assert "rank 1 was lost (killed by SIGKILL); its samples go to the others" in second.err
+    assert "lost" not in first.err
+    for ledger in json.loads((tmp_path / "rank0.json").read_text()):
+        assert ledger["counts"] == [[0, 200, 1]]
+    assert {file.name for file in (tmp_path / "run").glob("server*.log")} == {"server0.log", "server1.log"}
+    assert not [pid for pid in pids(tmp_path) if alive(pid)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "status", "tells"),
+    [
+        (
+            "ps=sync aggregate=2",
+            0,
+            "rank 1 was lost (killed by SIGKILL); its gradients are missing from now on, and a step waits for 2 "
+            "(aggregate)",
+        ),
+        ("ps=sync", 137, "rank 1 failed: was killed by SIGKILL"),
+        ("ps=async dense=allreduce", 137, "rank 1 failed: was killed by SIGKILL"),
+    ],
+)
+def test_where_steps_are_common_enough_must_live(tmp_path: Path, strategy: str, status: int, tells: str) -> None:
+    done = job(tmp_path, strategy, "kill")
+    assert done.status == status, done.err
+    assert said(done)[0].startswith(tells)
