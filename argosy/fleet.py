@@ -26,24 +26,28 @@ from argosy.checkpoint.checkpoints import Checkpoints
 from argosy.checkpoint.roles import roles
 from argosy.comm.agree import check_agreement
 from argosy.comm.config import CommConfig
-from argosy.comm.group import Group
+from argosy.comm.group import Group, SoloGroup
 from argosy.comm.mean import weighted_mean
 from argosy.comm.second import join_second
 from argosy.control.job import Job
 from argosy.data.batches import BatchConfig
 from argosy.data.cursor import Cursor
+from argosy.data.leased import LeasedLoader
 from argosy.data.loader import Loader
 from argosy.observe.channel import Channel
-from argosy.observe.events import Event, EventLog
+from argosy.observe.events import EventLog
 from argosy.observe.folder import events_file
 from argosy.observe.meter import Meter
 from argosy.observe.progress import progress_on
 from argosy.observe.warned import Warned
 from argosy.parallel.mesh import Mesh
-from argosy.parallel.mesh_config import MeshConfig
+from argosy.parallel.mesh_config import MeshConfig, Sizes
 from argosy.parallel.step_count import StepCount
 from argosy.parallel.training import Training
 from argosy.parallel.training_config import TrainingConfig
+from argosy.ps.config import PsConfig
+from argosy.ps.served import Served
+from argosy.ps.tables import Tables
 from argosy.strategy import Strategy
 
 Value = TypeVar("Value", float, Tensor)
@@ -53,25 +57,30 @@ class Fleet:
     """The workers of a job, as one of them sees it. Made by `argosy.init`."""
 
     def __init__(
-        self, job: Job, strategy: Strategy, group: Group, run_folder: Path, leaving: ExitStack | None = None
+        self, job: Job, strategy: Strategy, group: Group, run_folder: Path, leaving: ExitStack, served: Served | None
     ) -> None:
-        self.strategy, self.run_folder = strategy, run_folder
-        self._leaving = leaving or ExitStack()
+        self.strategy, self.run_folder, self._served = strategy, run_folder, served
+        self._leaving = leaving
         self._distributed: list[Any] = []
         self._job, self._group, self._cursor = job, group, Cursor()
         self._models: list[nn.Module] = []
         self._optimizers: list[Optimizer] = []
         self._progress = progress_on(sys.stderr) if job.channel is None and group.rank == 0 else None
-        self._log = EventLog(events_file(run_folder, group.rank), group.rank, self._listener())
+        shown = self._progress.show if self._progress else None
+        listener = shown if job.channel is None else Channel.at(job.channel).event
+        self._log = EventLog(events_file(run_folder, group.rank), group.rank, listener)
         self._meter = Meter(self._log, time.monotonic)
         self._steps = StepCount(self._cursor, self._meter)
         self._warned = Warned(self._log)
         self._mesh = Mesh.of(strategy.part(MeshConfig).sizes(group.size), group.hosts)
+        # What servers step, workers train alone: nothing is reduced between them.
+        apart = served is not None and strategy.dense == "server"
+        self._tables = Tables(served, strategy.part(PsConfig), group, self._cursor)
         self._training = Training(
             strategy.part(TrainingConfig),
-            self._mesh,
+            Mesh.of(Sizes(), [0]) if apart else self._mesh,
             strategy.part(MeshConfig).stage,
-            group,
+            SoloGroup() if apart else group,
             self._cursor,
             strategy.accumulate,
             self._log.emit,
@@ -144,6 +153,7 @@ class Fleet:
         # What acts on an optimizer's steps must know the models and the batches, in whatever order they were given.
         for part in (part for part in parts if isinstance(part, Optimizer)):
             self._training.add_optimizer(part)
+            self._tables.add_optimizer(part)
             self._leaving.callback(self._steps.watch(part))
         return tuple(placed) if len(placed) > 1 else placed[0]
 
@@ -276,6 +286,7 @@ class Fleet:
         True
         """
         named, models = roles(parts), self._named_models(parts)
+        self._tables.refuse_saving([part for part in parts if isinstance(part, nn.Module)])
         self._training.synchronise()
         number = self.steps if step is None else step
         alike = self.strategy.sync == "step"
@@ -343,6 +354,7 @@ class Fleet:
         with ExitStack() as leaving:  # whatever fails, the rest is done too
             leaving.callback(self._leaving.close)
             leaving.callback(self._training.close)
+            leaving.callback(self._tables.close)
             leaving.callback(self._log.close)
             leaving.callback(self._end, failed)
             self._checkpoints.drop() if failed else self._checkpoints.close()
@@ -363,6 +375,7 @@ class Fleet:
             raise ValueError(f"this {type(part).__name__} is distributed already; distribute each object once")
         self._distributed.append(part)
         if isinstance(part, nn.Module):
+            self._tables.add_model(part)
             self._training.add_model(part, len(self._distributed))
         elif isinstance(part, DataLoader):
             loader = self._loader(part)
@@ -378,19 +391,14 @@ class Fleet:
             )
         return part
 
-    def _loader(self, loader: DataLoader[Any]) -> Loader:
-        def exchange(speed: float) -> list[float]:
-            return [float(each) for each in self._group.all_gather(torch.tensor([speed], dtype=torch.float64))]
+    def _loader(self, loader: DataLoader[Any]) -> Loader | LeasedLoader:
+        config = self.strategy.part(BatchConfig)
+        if self._served is not None and self._served.has_leases:
+            return self._served.loader(loader, config, self._cursor, len(self._distributed))
 
         def told(shares: list[int]) -> None:
             self._log.emit("shares", samples=shares)
             self.print(f"argosy: samples of a step by worker: {' + '.join(map(str, shares))} (balance=true)")
 
-        config = self.strategy.part(BatchConfig)
         reader = self._mesh.reader(self.rank)
-        return Loader(loader, config, self._mesh.readers, reader, self._cursor, exchange, told)
-
-    def _listener(self) -> Callable[[Event], None] | None:
-        if self._job.channel is not None:
-            return Channel(socket.socket(fileno=os.dup(self._job.channel)), time.monotonic).event
-        return self._progress.show if self._progress is not None else None
+        return Loader(loader, config, self._mesh.readers, reader, self._cursor, self._group.all_numbers, told)

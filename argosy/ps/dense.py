@@ -1,0 +1,113 @@
+"""Dense parameters on servers: the optimizer's parameters live there, split in ranges, and workers have copies.
+
+In place of each `optimizer.step()` a worker pushes its gradient, one flat vector for each group of parameters, and
+pulls what the servers have made of it and of the others'. The optimizer itself finds no gradient to step with. Its
+learning rate is read at every step, so schedulers work as they are.
+
+Under `geo` the worker steps by itself, and what is pushed every k steps is the difference, divided by the workers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from argosy.comm.group import Group
+from argosy.ps.dense_rule import ADD, dense_rule
+from argosy.ps.remote import RemoteStore
+
+
+class ServedParameters:
+    """The parameters of one optimizer."""
+
+    def __init__(self, optimizer: Optimizer, store: RemoteStore, group: Group) -> None:
+        self._store = store
+        self._flats = [_Flat(each["params"]) for each in optimizer.param_groups]
+        self._groups = optimizer.param_groups
+        self._rates = [float(each["lr"]) for each in optimizer.param_groups]
+        for number, (flat, each) in enumerate(zip(self._flats, optimizer.param_groups, strict=True)):
+            _open(store, number, self._rule(optimizer, each), flat, group)
+
+    def _rule(self, optimizer: Optimizer, group: dict[str, Any]) -> bytes:
+        return dense_rule(optimizer, group)
+
+    def push(self) -> None:
+        """Hand the gradients over, and leave none for the optimizer."""
+        for number, (flat, group, rate) in enumerate(zip(self._flats, self._groups, self._rates, strict=True)):
+            factor = float(group["lr"]) / rate if rate else 1.0
+            pulled = flat.values() if self._store.compensates else None
+            self._store.push_vector(number, flat.take_gradients(), factor, pulled)
+
+    def pull(self) -> None:
+        """Take what the parameters have become."""
+        for number, flat in enumerate(self._flats):
+            flat.put(self._store.pull_vector(number, flat.numbers))
+
+
+class AveragedParameters(ServedParameters):
+    """Parameters that a worker steps by itself, and brings together with the others' when they meet."""
+
+    def __init__(self, optimizer: Optimizer, store: RemoteStore, group: Group) -> None:
+        super().__init__(optimizer, store, group)
+        self._workers = group.size
+        self._bases = [flat.values() for flat in self._flats]
+
+    def _rule(self, optimizer: Optimizer, group: dict[str, Any]) -> bytes:
+        return ADD
+
+    def push(self) -> None:
+        """Hand over this worker's part of the mean of all differences."""
+        for number, (flat, base) in enumerate(zip(self._flats, self._bases, strict=True)):
+            self._store.push_vector(number, (flat.values() - base) / self._workers, 1.0)
+
+    def pull(self) -> None:
+        """Take what the parameters have become."""
+        super().pull()
+        self._bases = [flat.values() for flat in self._flats]
+
+
+class _Flat:
+    """Several parameters as one vector."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        for parameter in parameters:
+            if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+                raise TypeError(
+                    f"a parameter is {parameter.dtype} on {parameter.device}: servers keep float32 of CPUs; use "
+                    f"model.float().cpu(), or dense=allreduce"
+                )
+        self._parameters = parameters
+        self.numbers = sum(parameter.numel() for parameter in parameters)
+        self._gradients = torch.zeros(self.numbers)
+
+    def values(self) -> Tensor:
+        return torch.cat([parameter.detach().reshape(-1) for parameter in self._parameters])
+
+    def take_gradients(self) -> Tensor:
+        """The gradients; zeros where there are none. Parameters have none afterwards."""
+        begin = 0
+        for parameter in self._parameters:
+            part = self._gradients[begin : begin + parameter.numel()].view(parameter.shape)
+            gradient, parameter.grad = parameter.grad, None
+            part.zero_() if gradient is None else part.copy_(gradient.to_dense())
+            begin += parameter.numel()
+        return self._gradients
+
+    def put(self, values: Tensor) -> None:
+        begin = 0
+        with torch.no_grad():
+            for parameter in self._parameters:
+                parameter.copy_(values[begin : begin + parameter.numel()].view(parameter.shape))
+                begin += parameter.numel()
+
+
+def _open(store: RemoteStore, number: int, rule: bytes, flat: _Flat, group: Group) -> None:
+    """Make the ranges, with what the first worker's parameters are; the others see them when all have met."""
+    store.open_vector(number, rule, flat.numbers)
+    if group.rank == 0:
+        store.set_vector(number, flat.values())
+    group.barrier()
+    flat.put(store.pull_vector(number, flat.numbers))

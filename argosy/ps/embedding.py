@@ -1,0 +1,184 @@
+"""`argosy.Embedding`: an embedding whose vocabulary is open. Any 64-bit id has a row, from its first gradient on.
+
+The module has no parameters: its rows are in a table (`store.py`), in this process or on servers, which is also where
+its optimizer is. Forward pulls the rows of the batch, backward adds up their gradients, and the step of the optimizer
+that was distributed with the model pushes them (`tables.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from argosy.ps.ahead import Ahead
+from argosy.ps.lookup import Bags, Lookup
+from argosy.ps.merge import merged
+from argosy.ps.rules import Adagrad, RowRule
+from argosy.ps.spec import TableSpec
+from argosy.ps.store import Gradients, LocalStore, Store
+
+Mode = Literal["none", "sum", "mean"]
+
+
+class Embedding(nn.Module):
+    """Rows of `dim` numbers for any int64 ids.
+
+    `initializer`: `zeros`, `constant:0.1`, `uniform:0.01`, `normal:0.01`; the first value of a row depends on the seed,
+    the id and the column alone. `optimizer`: one of `argosy.ps`. `entry`: which ids get a row: `always`, `count:5` from
+    their fifth gradient on, `probability:0.1`. `mode`: `sum` or `mean` makes one row of each bag of ids. `name` tells
+    tables of a job apart; by default it is the module's place in the model.
+
+    >>> import torch, argosy
+    >>> words = argosy.Embedding(2, initializer="zeros", optimizer=argosy.ps.SGD(lr=0.5))
+    >>> words(torch.tensor([3, 1 << 40])).sum().backward()
+    >>> words.step()
+    >>> words(torch.tensor([3, 4])).tolist()
+    [[-0.5, -0.5], [0.0, 0.0]]
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        name: str = "",
+        initializer: str = "uniform:0.01",
+        optimizer: RowRule | None = None,
+        entry: str = "always",
+        mode: Mode = "none",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if mode not in ("none", "sum", "mean"):
+            raise ValueError(f"mode={mode!r}: expected none, sum or mean")
+        self.dim, self.mode = dim, mode
+        self.spec = TableSpec(name, dim, optimizer or Adagrad(lr=0.05), initializer, entry, seed)
+        self._store: Store = LocalStore()
+        self._table = 0
+        self._store.open(0, self.spec)
+        self._bound = False
+        self._waiting: list[Gradients] = []
+        self._anchor = torch.empty(0, requires_grad=True)  # lets autograd call us: the rows are no parameters
+        self.ahead = Ahead()
+
+    def forward(self, ids: Tensor, offsets: Tensor | None = None, *, clicks: Tensor | None = None) -> Tensor:
+        """The rows of `ids`, of any shape; in the modes `sum` and `mean`, one for each bag.
+
+        Bags are the rows of two-dimensional ids, or begin at `offsets` of one-dimensional ones, as in
+        `torch.nn.EmbeddingBag`. `clicks`, one for each output, is added to the counters of the ids by the next push.
+        """
+        if not torch.is_grad_enabled():
+            lookup = self._look_up(ids, offsets)
+            out = lookup.spread(self._store.look(self._table, lookup.ids))
+        else:
+            lookup, rows = self._pulled(ids, offsets)
+            out = _Spread.apply(self._anchor, self, lookup, rows, clicks)  # type: ignore[no-untyped-call]
+        return out if lookup.bags is not None else out.view(*ids.shape, self.dim)
+
+    def prefetch(self, ids: Tensor, offsets: Tensor | None = None) -> None:
+        """Ask for the rows of a batch that will come next; `forward` with the same tensors then finds them there."""
+        lookup = self._look_up(ids, offsets)
+        started = self._store.start_pull(self._table, lookup.ids)
+        if started is not None:
+            for forgotten in self.ahead.put(ids, offsets, lookup, started):
+                self._store.forget_pull(forgotten)
+
+    def step(self) -> None:
+        """Push the gradients since the last step. A distributed optimizer does this by itself, with its own step."""
+        self.push(discard=False)
+        self._store.done(1.0)
+
+    def push(self, *, discard: bool) -> None:
+        """Hand gradients over, without ending the step; or drop them, as those of a batch without a sample."""
+        waiting, self._waiting = self._waiting, []
+        if waiting and not discard:
+            self._store.push(self._table, merged(waiting))
+
+    def bind(self, store: Store, table: int, place: str) -> None:
+        """Let the rows live in a store, as table number `table`. `place` is the module's name in the model."""
+        if self._bound or self._store.rows(self._table):
+            raise RuntimeError(
+                f"the embedding {place!r} has rows in this process already: distribute the model before it is trained, "
+                f"and only once"
+            )
+        spec = dataclasses.replace(self.spec, name=self.spec.name or place)
+        store.open(table, spec)
+        self._store, self._table, self.spec, self._bound = store, table, spec, True
+
+    @property
+    def rows(self) -> int:
+        """How many ids have a row."""
+        return self._store.rows(self._table)
+
+    def end_day(self, decay: float = 0.98) -> None:
+        """Let counters of shows and clicks fade, and rows that were not pushed age by a day. One worker calls it."""
+        self._store.end_day(self._table, decay)
+
+    def shrink(self, score_below: float = 0.0, unseen_days: int = 0, click_weight: float = 1.0) -> int:
+        """Remove rows with shows + click_weight * clicks below a score, or unseen for so many days; how many went.
+
+        0 leaves a rule out. One worker calls it.
+        """
+        return self._store.shrink(self._table, score_below, unseen_days, click_weight)
+
+    def extra_repr(self) -> str:
+        """What tells it from others."""
+        return f"{self.dim}, name={self.spec.name!r}, optimizer={self.spec.optimizer}, entry={self.spec.entry!r}"
+
+    def _pulled(self, ids: Tensor, offsets: Tensor | None) -> tuple[Lookup, Tensor]:
+        asked = self.ahead.take(ids, offsets)
+        if asked is not None:
+            lookup, started = asked
+            return lookup, self._store.finish_pull(self._table, lookup.ids, started)
+        lookup = self._look_up(ids, offsets)
+        return lookup, self._store.pull(self._table, lookup.ids)
+
+    def _look_up(self, ids: Tensor, offsets: Tensor | None) -> Lookup:
+        if ids.dtype != torch.int64:
+            raise TypeError(f"ids are {ids.dtype}; an embedding takes torch.int64: use ids.long()")
+        if ids.device.type != "cpu":
+            raise TypeError(f"ids are on {ids.device}; tables take ids on the CPU: use ids.cpu()")
+        return Lookup.of(ids, self._bags(ids, offsets))
+
+    def _bags(self, ids: Tensor, offsets: Tensor | None) -> Bags | None:
+        if self.mode == "none":
+            if offsets is not None:
+                raise ValueError("offsets are for bags: make the embedding with mode='sum' or mode='mean'")
+            return None
+        if offsets is None:
+            if ids.dim() != 2:
+                raise ValueError(f"ids have {ids.dim()} dimensions: bags are rows of two, or begin at offsets of one")
+            ends = torch.arange(0, ids.numel() + 1, ids.shape[1]) if ids.shape[1] else torch.zeros(len(ids) + 1).long()
+            return Bags(ends, self.mode == "mean")
+        if ids.dim() != 1 or offsets.dim() != 1 or offsets.dtype != torch.int64:
+            raise ValueError("with offsets, ids have one dimension, and offsets are one-dimensional torch.int64")
+        ends = torch.cat([offsets, torch.tensor([len(ids)])])
+        if len(offsets) and (int(offsets[0]) != 0 or bool((ends.diff() < 0).any())):
+            raise ValueError(f"offsets begin at 0, rise, and end within the {len(ids)} ids; got {offsets.tolist()[:8]}")
+        return Bags(ends, self.mode == "mean")
+
+    def _keep(self, lookup: Lookup, rows: Tensor, gradient: Tensor, clicks: Tensor | None) -> None:
+        counted = lookup.add_up_clicks(clicks) if clicks is not None else None
+        pulled = rows if self._store.compensates else None
+        self._waiting.append(Gradients(lookup.ids, lookup.add_up(gradient), lookup.shows, counted, pulled))
+
+
+class _Spread(torch.autograd.Function):
+    """Rows spread over a batch; backward leaves the gradients with the embedding."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, embedding: Embedding, lookup: Lookup, rows: Tensor, clicks: Tensor | None
+    ) -> Tensor:
+        ctx.kept = embedding, lookup, rows, clicks
+        return lookup.spread(rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, ...]:
+        embedding, lookup, rows, clicks = ctx.kept
+        embedding._keep(lookup, rows, gradient, clicks)
+        return (None,) * 5

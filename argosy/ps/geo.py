@@ -1,0 +1,121 @@
+"""Training far from the servers: every worker steps on rows of its own, and tells what has become of them now and then.
+
+A row is fetched when the worker first needs it. From then on it is the worker's, with an optimizer of its own, and
+after every k steps the differences since the last time are added to the servers' rows, which then come back with what
+others have added. On a slow link that is k times fewer messages, each with the rows of k steps once.
+
+Differences of rows are added as they are: most rows are touched by few workers, and each gradient then counts as it
+does in `async`. What all workers touch, the dense parameters, is averaged (`dense.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from argosy._native import Table
+from argosy.ps.dense import AveragedParameters
+from argosy.ps.lookup import Lookup
+from argosy.ps.remote import RemoteStore
+from argosy.ps.spec import TableSpec
+from argosy.ps.store import Gradients, LocalStore, Store
+
+
+class GeoStore(Store):
+    """Rows in this process that meet the servers' every `steps` steps."""
+
+    def __init__(self, remote: RemoteStore, steps: int) -> None:
+        self._remote, self._steps = remote, steps
+        self._local = LocalStore()
+        self._bases: dict[int, _Bases] = {}
+        self._touched: dict[int, list[Tensor]] = {}
+        self._done = 0
+        self.dense: AveragedParameters | None = None  # what meets the servers' at the same time
+
+    def open(self, table: int, spec: TableSpec) -> None:
+        """Make a table here, and one of plain sums on the servers."""
+        self._local.open(table, dataclasses.replace(spec, entry="always"))
+        self._remote.open(table, dataclasses.replace(spec, optimizer=None, entry="always"))
+        self._bases[table] = _Bases(spec.dim)
+
+    def pull(self, table: int, ids: Tensor) -> Tensor:
+        """This worker's rows; those it has not had yet come from the servers."""
+        _, known = self._bases[table].of(ids)
+        if not bool(known.all()):
+            self._fetch(table, ids[~known])
+        return self._local.pull(table, ids)
+
+    def look(self, table: int, ids: Tensor) -> Tensor:
+        """The servers' rows, which have what all workers have learnt."""
+        return self._remote.pull(table, ids)
+
+    def push(self, table: int, gradients: Gradients) -> None:
+        """Step on this worker's rows."""
+        self._local.push(table, gradients)
+        self._touched.setdefault(table, []).append(gradients.ids)
+
+    def done(self, weight: float) -> None:
+        """After every k steps, meet."""
+        self._local.done(weight)
+        self._done += 1
+        if self._done % self._steps == 0:
+            self.meet()
+
+    def meet(self) -> None:
+        """Add what was learnt since the last time to the servers' rows, and take what they have become."""
+        touched, self._touched = self._touched, {}
+        met = {table: Lookup.of(torch.cat(several)) for table, several in touched.items()}
+        for table, lookup in met.items():
+            before, _ = self._bases[table].of(lookup.ids)
+            self._remote.push(table, Gradients(lookup.ids, self._local.pull(table, lookup.ids) - before, lookup.shows))
+        if self.dense is not None:
+            self.dense.push()
+        self._remote.done(1.0)
+        for table, lookup in met.items():
+            self._fetch(table, lookup.ids)
+        if self.dense is not None:
+            self.dense.pull()
+
+    def settle(self) -> None:
+        """Leave nothing that the servers do not know."""
+        if self._touched:
+            self.meet()
+        self._remote.settle()
+
+    def end_day(self, table: int, decay: float) -> None:
+        """On the servers."""
+        self._remote.end_day(table, decay)
+
+    def shrink(self, table: int, score_below: float, unseen_days: int, click_weight: float) -> int:
+        """On the servers."""
+        return self._remote.shrink(table, score_below, unseen_days, click_weight)
+
+    def rows(self, table: int) -> int:
+        """On the servers."""
+        return self._remote.rows(table)
+
+    def _fetch(self, table: int, ids: Tensor) -> None:
+        rows = self._remote.pull(table, ids)
+        self._local.set(table, ids, rows)
+        self._bases[table].set(ids, rows)
+
+
+class _Bases:
+    """The rows as they were when this worker and the servers last met; a last column says that they have."""
+
+    def __init__(self, dim: int) -> None:
+        self._dim = dim + 1
+        spec = TableSpec("bases", self._dim, None, "zeros")
+        self._table = Table(spec.config())
+
+    def of(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        rows = torch.empty(len(ids), self._dim)
+        self._table.pull(ids.data_ptr(), len(ids), rows.data_ptr())
+        return rows[:, :-1], rows[:, -1] != 0
+
+    def set(self, ids: Tensor, rows: Tensor) -> None:
+        marked = torch.cat([rows, torch.ones(len(ids), 1)], dim=1)
+        ids = ids.contiguous()
+        self._table.set(ids.data_ptr(), len(ids), marked.data_ptr())

@@ -1,0 +1,178 @@
+"""Tables on servers, and which pull waits for which push.
+
+A server keeps a clock for each worker: the steps that it has done. A pull names two numbers: what this worker's own
+clock must have reached, and what all clocks must have (where gradients are gathered: how many steps were applied). So
+all consistencies are one mechanism, and this file is where they are told apart: docs/ps.md has a picture of each.
+
+Dense parameters are vectors here, cut into as many ranges as there are servers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from argosy._native import PsClient
+from argosy.ps.config import Consistency
+from argosy.ps.merge import merged
+from argosy.ps.spec import TableSpec
+from argosy.ps.store import Gradients, Store
+
+COMPENSATION: Final = 0.04  # how much of a gradient's square is taken for the curvature (Zheng et al., 2017)
+
+
+class RemoteStore(Store):
+    """The servers' tables, as one worker sees them."""
+
+    def __init__(self, client: PsClient, servers: int, consistency: Consistency, timeout_seconds: float) -> None:
+        self._client, self._servers, self._mode, self._timeout = client, servers, consistency, timeout_seconds
+        self.compensates = consistency.compensated
+        self._compensation = COMPENSATION if consistency.compensated else 0.0
+        self._merged_steps = consistency.number if consistency.kind == "half-async" else 1
+        self._specs: dict[int, TableSpec] = {}
+        self._vectors: dict[int, list[slice]] = {}  # the ranges of each
+        self._sent = 0  # steps whose pushes the servers have been sent
+        self._held: dict[int, list[Gradients]] = {}  # gradients that wait to be merged with those of the next steps
+        self._held_vectors: dict[int, tuple[Tensor, float, Tensor | None]] = {}
+        self._steps_held, self._weight_held = 0, 0.0
+
+    def open(self, table: int, spec: TableSpec) -> None:
+        """Make a table on every server."""
+        self._specs[table] = spec
+        self._client.create_table(table, spec.config())
+
+    def pull(self, table: int, ids: Tensor) -> Tensor:
+        """The rows as they are after the steps that this mode waits for."""
+        return self.finish_pull(table, ids, self._start_pull(table, ids, ahead=0))
+
+    def start_pull(self, table: int, ids: Tensor) -> int | None:
+        """Ask for the rows of the next step, unless they will depend on this one.
+
+        A pull that waits for this step would hold up the other pulls of this step, which stand behind it.
+        """
+        bound = self._mode.number if self._mode.kind == "ssp" else 0 if self._mode.kind == "sync" else 1
+        return self._start_pull(table, ids, ahead=1) if bound else None
+
+    def forget_pull(self, started: Any) -> None:
+        """Let go of the rows when they have come."""
+        self._client.take_pull(started, self._timeout)
+        self._client.release_pull(started)
+
+    def finish_pull(self, table: int, ids: Tensor, started: Any) -> Tensor:
+        """The rows that were asked for."""
+        rows = torch.empty(len(ids), self._specs[table].dim)
+        self._client.finish_pull(started, rows.data_ptr(), self._timeout)
+        return rows
+
+    def push(self, table: int, gradients: Gradients) -> None:
+        """Hand gradients over when the step is done, or a few steps later."""
+        self._held.setdefault(table, []).append(gradients)
+
+    def done(self, weight: float) -> None:
+        """End a step: every step, or after as many as are merged."""
+        self._steps_held += 1
+        self._weight_held += weight
+        if self._steps_held >= self._merged_steps:
+            self._send()
+
+    def settle(self) -> None:
+        """Send what is held, and wait until all of it is applied."""
+        if self._steps_held:
+            self._send()
+        self._client.flush(self._timeout)
+
+    def open_vector(self, number: int, config: bytes, numbers: int) -> None:
+        """Make a vector of dense parameters, a range on each server. Its numbers begin as zeros."""
+        bounds = [numbers * server // self._servers for server in range(self._servers + 1)]
+        self._vectors[number] = [slice(*pair) for pair in itertools.pairwise(bounds)]
+        for server, part in enumerate(self._vectors[number]):
+            if part.stop > part.start:
+                self._client.create_range(self._range(number, server), config, part.stop - part.start, server)
+
+    def set_vector(self, number: int, values: Tensor) -> None:
+        """Let a vector be this."""
+        for place, part in self._ranges(number):
+            self._client.set_range(place, values[part].data_ptr())
+
+    def push_vector(self, number: int, gradient: Tensor, lr_factor: float, pulled: Tensor | None = None) -> None:
+        """Hand a dense gradient over when the step is done, or later. `pulled` is what it was computed from."""
+        before = self._held_vectors.get(number)
+        if before is not None:
+            gradient, pulled = before[0] + gradient, before[2]
+        self._held_vectors[number] = gradient, lr_factor, pulled
+
+    def pull_vector(self, number: int, numbers: int) -> Tensor:
+        """A vector as it is after the steps that this mode waits for."""
+        out, (own, everybody) = torch.empty(numbers), self._gate(0)
+        started = [(self._client.start_pull_range(place, own, everybody), part) for place, part in self._ranges(number)]
+        for ticket, part in started:
+            self._client.finish_pull(ticket, out[part].data_ptr(), self._timeout)
+        return out
+
+    def end_day(self, table: int, decay: float) -> None:
+        """On every server."""
+        self._client.end_day(table, decay)
+
+    def shrink(self, table: int, score_below: float, unseen_days: int, click_weight: float) -> int:
+        """On every server; how many rows went from all of them."""
+        return self._client.shrink(table, score_below, unseen_days, click_weight)
+
+    def rows(self, table: int) -> int:
+        """How many ids have a row, on all servers together."""
+        tables = (told for server in self.stats() for told in server["tables"])
+        return sum(told["rows"] for told in tables if told["number"] == table)
+
+    def stats(self) -> list[dict[str, Any]]:
+        """What each server tells of itself: clocks, late gradients, staleness, tables."""
+        return [self._client.stats(server) for server in range(self._servers)]
+
+    def _gate(self, ahead: int) -> tuple[int, int]:
+        """What a pull waits for: this worker's clock, and everybody's. `ahead` is 1 for the step after this one."""
+        match self._mode.kind:
+            case "sync":
+                return 0, self._sent + ahead
+            case "ssp":
+                return self._sent, max(0, self._sent + ahead - self._mode.number)
+        return self._sent, 0
+
+    def _start_pull(self, table: int, ids: Tensor, ahead: int) -> int:
+        own, everybody = self._gate(ahead)
+        ids = ids.contiguous()
+        return self._client.start_pull(table, ids.data_ptr(), len(ids), own, everybody, distinct=True)
+
+    def _send(self) -> None:
+        held, vectors, weight = self._held, self._held_vectors, self._weight_held
+        self._held, self._held_vectors, self._steps_held, self._weight_held = {}, {}, 0, 0.0
+        for table, several in sorted(held.items()):
+            self._push(table, merged(several))
+        for number, (gradient, factor, pulled) in sorted(vectors.items()):
+            for place, part in self._ranges(number):
+                at = pulled[part].data_ptr() if pulled is not None else 0
+                self._client.push_range(place, gradient[part].data_ptr(), at, self._compensation, factor, self._sent)
+        self._client.done(self._sent, weight)
+        self._sent += 1
+
+    def _push(self, table: int, gradients: Gradients) -> None:
+        clicks, pulled = gradients.clicks, gradients.pulled
+        self._client.push(
+            table,
+            gradients.ids.data_ptr(),
+            len(gradients.ids),
+            gradients.rows.data_ptr(),
+            gradients.shows.data_ptr(),
+            clicks.data_ptr() if clicks is not None else 0,
+            pulled.data_ptr() if pulled is not None else 0,
+            self._compensation,
+            self._specs[table].factor(self._client.global_step),
+            self._sent,
+        )
+
+    def _range(self, number: int, server: int) -> int:
+        return number * self._servers + server
+
+    def _ranges(self, number: int) -> list[tuple[int, slice]]:
+        parts = enumerate(self._vectors[number])
+        return [(self._range(number, server), part) for server, part in parts if part.stop > part.start]

@@ -1,0 +1,80 @@
+"""What a worker has of its job's servers: a client of their tables and, in asynchronous modes, samples by lease."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from argosy._native import PsClient, PsError
+from argosy.control.client import Client
+from argosy.control.job import Job
+from argosy.control.lease_client import LeaseClient
+from argosy.data.batches import BatchConfig
+from argosy.data.cursor import Cursor
+from argosy.data.leased import LeasedLoader
+from argosy.ps.config import PsConfig
+from argosy.ps.geo import GeoStore
+from argosy.ps.joining import join_servers
+from argosy.ps.remote import RemoteStore
+from argosy.ps.store import Store
+
+
+class Served:
+    """A worker's servers: `store` has their tables."""
+
+    def __init__(
+        self, client: PsClient, job: Job, config: PsConfig, timeout_seconds: float, leaving: ExitStack
+    ) -> None:
+        self.remote = RemoteStore(client, job.servers, config.consistency(), timeout_seconds)
+        steps = config.consistency().number if config.consistency().kind == "geo" else 0
+        self.geo = GeoStore(self.remote, steps) if steps else None
+        self._job, self._config = job, config
+        self._queues: LeaseClient | None = None
+        if config.has_leases and job.world > 1:
+            assert job.coordinator is not None
+            assert job.secret is not None
+            coordinator = Client(job.coordinator, job.secret, who=f"rank {job.rank}", timeout_seconds=timeout_seconds)
+            leaving.callback(coordinator.close)
+            # A script that leaves the job and joins it again begins with queues of its own.
+            self._generation = coordinator.add(f"leasing/{job.rank}", 1)
+            self._queues = LeaseClient(coordinator)
+
+    @classmethod
+    def join(cls, job: Job, config: PsConfig, timeout_seconds: float, leaving: ExitStack) -> Served:
+        """Join the servers; what is to be done when the job is left goes onto the stack."""
+        client = join_servers(job, config, timeout_seconds)
+        leaving.callback(client.close)
+        served = cls(client, job, config, timeout_seconds, leaving)
+        leaving.callback(_leave, client, served.store, timeout_seconds)
+        return served
+
+    @property
+    def store(self) -> Store:
+        """The tables, as embeddings see them."""
+        return self.geo or self.remote
+
+    @property
+    def has_leases(self) -> bool:
+        """Whether samples are taken from a queue, and not divided into shares."""
+        return self._queues is not None
+
+    def loader(self, script: DataLoader[Any], config: BatchConfig, cursor: Cursor, number: int) -> LeasedLoader:
+        """A loader whose samples are taken by lease. `number` tells it from the job's other loaders."""
+        assert self._queues is not None
+        name, world = f"samples/{self._generation}/{number}", self._job.world
+        settle, samples = self.store.settle, self._config.lease_samples
+        return LeasedLoader(script, config, world, cursor, self._queues, name, settle, samples)
+
+
+def _leave(client: PsClient, store: Store, timeout_seconds: float) -> None:
+    """Say goodbye when all that was sent has been applied, unless the script has failed."""
+    try:
+        if getattr(sys, "last_value", None) is None:
+            store.settle()
+        with suppress(PsError):  # why a server is gone, its own end says
+            client.leave(timeout_seconds)
+    finally:
+        client.close()

@@ -1,0 +1,121 @@
+"""The tables of a job: the embeddings of its models, tied to the steps of its optimizer.
+
+When the optimizer steps, every embedding's gradients are pushed, then those of dense parameters if servers have them,
+and the step is done. When the loader has the next batch at hand, rows that it will need are asked for (`ahead.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from argosy.comm.group import Group
+from argosy.data.cursor import Cursor
+from argosy.parallel.nothing import tolerate_empty_batches
+from argosy.parallel.replicas import make_alike
+from argosy.ps.ahead import Part
+from argosy.ps.config import PsConfig
+from argosy.ps.dense import AveragedParameters, ServedParameters
+from argosy.ps.embedding import Embedding
+from argosy.ps.served import Served
+from argosy.ps.store import LocalStore, Store
+
+
+def embeddings(model: nn.Module) -> Iterator[tuple[str, Embedding]]:
+    """The open-vocabulary embeddings of a model, by their places in it."""
+    for name, module in model.named_modules():
+        if isinstance(module, Embedding):
+            yield name or "embedding", module
+
+
+class Tables:
+    """Embeddings, and dense parameters that are served, in training. Without servers tables are in this process."""
+
+    def __init__(self, served: Served | None, config: PsConfig, group: Group, cursor: Cursor) -> None:
+        self._served, self._config, self._group, self._cursor = served, config, group, cursor
+        self._store: Store = served.store if served is not None else LocalStore()
+        self._embeddings: list[Embedding] = []
+        self._optimizer: Optimizer | None = None
+        self._dense: ServedParameters | None = None
+        self._parts: dict[Embedding, tuple[Part, Part | None]] = {}
+        self._leaving = ExitStack()
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._leaving.close()
+
+    def refuse_saving(self, models: list[nn.Module]) -> None:
+        """Rows are not in checkpoints: say so, lest somebody relies on it."""
+        for model in models:
+            for place, _ in embeddings(model):
+                raise NotImplementedError(
+                    f"the rows of {place!r} are in a table, and checkpoints do not hold tables yet: save other models, "
+                    f"or parts of this one"
+                )
+
+    def add_model(self, model: nn.Module) -> None:
+        """Let the rows of a model's embeddings live in the job's store; give all workers the same dense parameters."""
+        if self._served is not None and self._config.dense == "server":
+            make_alike(model, self._group)
+            for hook in tolerate_empty_batches(model, lambda: self._cursor.samples == 0):
+                self._leaving.callback(hook.remove)
+        for place, embedding in embeddings(model):
+            if self._served is None and self._group.size > 1:
+                raise RuntimeError(
+                    f"the embedding {place!r} would have a table of its own on each of {self._group.size} workers: "
+                    f"start servers for it, `argosy run --servers 1 --strategy ps=sync`"
+                )
+            name = embedding.spec.name or place
+            if any(name == other.spec.name for other in self._embeddings):
+                raise ValueError(f"two embeddings are named {name!r}: give each a name of its own, Embedding(name=...)")
+            embedding.bind(self._store, len(self._embeddings), name)
+            self._embeddings.append(embedding)
+            if self._look_ahead not in self._cursor.coming:
+                self._cursor.coming.append(self._look_ahead)
+
+    def add_optimizer(self, optimizer: Optimizer) -> None:
+        """Push when this optimizer steps."""
+        if not self._embeddings and self._served is None:
+            return
+        if self._optimizer is not None:
+            raise RuntimeError(
+                "tables are stepped with one optimizer, and two were distributed: give the parameters of both to one, "
+                "as groups"
+            )
+        self._optimizer = optimizer
+        if self._served is not None and self._config.dense == "server":
+            if self._served.geo is not None:  # the worker steps by itself, and then it may be time to meet
+                self._served.geo.dense = averaged = AveragedParameters(optimizer, self._served.remote, self._group)
+                self._cursor.between_loops.append(averaged.pull)
+                self._leaving.callback(optimizer.register_step_post_hook(self._push).remove)
+                return
+            self._dense = dense = ServedParameters(optimizer, self._served.remote, self._group)
+            self._leaving.callback(optimizer.register_step_post_hook(lambda *_: dense.pull()).remove)
+            if self._served.has_leases:
+                self._cursor.between_loops.append(dense.pull)
+        self._leaving.callback(optimizer.register_step_pre_hook(self._push).remove)
+
+    def _push(self, *_: Any) -> None:
+        empty = self._cursor.samples == 0
+        for embedding in self._embeddings:
+            embedding.push(discard=empty)
+        if self._dense is not None:
+            self._dense.push()
+        self._store.done(float(self._cursor.samples))
+
+    def _look_ahead(self, batch: Any, coming: Any) -> None:
+        """The next batch is at hand: ask for the rows that it needs, if they are where those of `batch` were."""
+        for embedding in self._embeddings:
+            if embedding not in self._parts:
+                found = embedding.ahead.parts(batch)
+                if found is None:
+                    continue
+                self._parts[embedding] = found
+            place, at = self._parts[embedding]
+            ids, offsets = place.of(coming), at.of(coming) if at is not None else None
+            if ids is not None and (at is None or offsets is not None):
+                embedding.prefetch(ids, offsets)

@@ -1,0 +1,156 @@
+"""Embeddings with an open vocabulary, in one process: torch's own results, and what is refused."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import argosy
+from argosy.ps import SGD, Adagrad, Adam
+
+IDS = [3, -7, 1 << 62, 0]
+
+
+def both(mode: str, rule: Any, optimizer: Any) -> tuple[argosy.Embedding, Any, Any]:
+    """An embedding of ours, and torch's with the same rows and an optimizer of its own."""
+    ours = argosy.Embedding(5, initializer="normal:1", optimizer=rule, mode=mode)
+    rows = argosy.Embedding(5, initializer="normal:1", optimizer=rule)(torch.tensor(IDS)).detach()
+    if mode == "none":
+        theirs: Any = nn.Embedding(len(IDS), 5)
+    else:
+        theirs = nn.EmbeddingBag(len(IDS), 5, mode=mode, include_last_offset=False)
+    theirs.weight.data.copy_(rows)
+    return ours, theirs, optimizer(theirs.parameters())
+
+
+@pytest.mark.parametrize(
+    ("rule", "optimizer"),
+    [
+        (SGD(lr=0.3), lambda p: torch.optim.SGD(p, lr=0.3)),
+        (Adagrad(lr=0.3), lambda p: torch.optim.Adagrad(p, lr=0.3)),
+        (Adam(lr=0.03), lambda p: torch.optim.Adam(p, lr=0.03)),
+    ],
+)
+@pytest.mark.parametrize("mode", ["none", "sum", "mean"])
+def test_rows_are_trained_as_torch_trains_them(mode: str, rule: Any, optimizer: Any) -> None:
+    ours, theirs, steps = both(mode, rule, optimizer)
+    numbers = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        # All ids are there in every step: torch's optimizers move rows without a gradient too.
+        places = torch.cat([torch.arange(4), torch.randint(4, (8,), generator=numbers)]).view(4, 3)
+        ids = torch.tensor(IDS)[places]
+        weight = torch.randn(5, generator=numbers)
+        steps.zero_grad()
+        for output in (ours(ids), theirs(places)):
+            (output * weight).square().mean().backward()
+        ours.step()
+        steps.step()
+    torch.testing.assert_close(ours(torch.tensor(IDS).view(4, 1)).detach().view(4, 5), theirs.weight.detach())
+
+
+def test_bags_begin_at_offsets() -> None:
+    ours, theirs, _ = both("mean", SGD(lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1))
+    places, offsets = torch.tensor([0, 1, 1, 3, 2]), torch.tensor([0, 3, 3])
+    torch.testing.assert_close(ours(torch.tensor(IDS)[places], offsets), theirs(places, offsets).detach())
+
+
+def test_looking_makes_no_row_and_a_gradient_does() -> None:
+    words = argosy.Embedding(4, entry="count:2")
+    with torch.no_grad():
+        words(torch.arange(100))
+    assert words.rows == 0
+    for _ in range(2):
+        assert words.rows == 0
+        words(torch.arange(3)).sum().backward()
+        words.step()
+    assert words.rows == 3
+
+
+def test_counters_fade_and_rows_go() -> None:
+    words = argosy.Embedding(2)
+    words(torch.tensor([1, 1, 1, 2]), clicks=torch.tensor([1.0, 0, 0, 0])).sum().backward()
+    words.step()
+    assert words.shrink(score_below=2.0) == 1  # id 2: one show, no click
+    for _ in range(3):
+        words.end_day(decay=0.5)
+    assert words.shrink(score_below=0.4) == 0  # (3 shows + 1 click) / 8
+    assert words.shrink(unseen_days=3) == 1
+    assert words.rows == 0
+
+
+def test_gradients_of_several_batches_make_one_step() -> None:
+    once, twice = (argosy.Embedding(2, initializer="zeros", optimizer=Adagrad(lr=1.0)) for _ in range(2))
+    ids = torch.tensor([5, 6, 5])
+    (2 * once(ids).sum()).backward()
+    for _ in range(2):
+        twice(ids).sum().backward()
+    once.step()
+    twice.step()
+    assert torch.equal(once(ids), twice(ids))
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
+    words = argosy.Embedding(2, name="words")
+    before = words(torch.tensor([1])).detach().clone()
+    (words(torch.tensor([1])) * torch.tensor([1.0, torch.nan])).sum().backward()
+    with pytest.raises(FloatingPointError, match="1 gradients of table words are not finite"):
+        words.step()
+    assert torch.equal(words(torch.tensor([1])).detach(), before)
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "said"),
+    [
+        ({}, (torch.tensor([1.0]),), "takes torch.int64"),
+        ({}, (torch.tensor([1]), torch.tensor([0])), "offsets are for bags"),
+        ({"mode": "sum"}, (torch.tensor([1]),), "bags are rows of two, or begin at offsets of one"),
+        ({"mode": "sum"}, (torch.tensor([1]), torch.tensor([1])), "offsets begin at 0"),
+        ({"mode": "sum"}, (torch.tensor([1]), torch.tensor([0, 2])), "offsets begin at 0"),
+    ],
+)
+def test_what_cannot_be_looked_up_is_refused(options: Any, arguments: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        argosy.Embedding(2, **options)(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"initializer": "uniform"}, "initializer=uniform"),
+        ({"entry": "count:0"}, "entry=count:0"),
+        ({"mode": "max"}, "mode='max'"),
+        ({"dim": 0}, "dim=0"),
+    ],
+)
+def test_tables_that_cannot_be_are_refused_when_they_are_written_down(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        argosy.Embedding(options.pop("dim", 2), **options)
+
+
+def test_the_distributed_optimizer_pushes() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = argosy.Embedding(2, optimizer=SGD(lr=0.5))
+            self.out = nn.Linear(2, 1)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            output: torch.Tensor = self.out(self.words(ids))
+            return output
+
+    with argosy.init(run_folder=tempfile.mkdtemp()) as fleet:
+        net = Net()
+        ids = torch.arange(40)
+        loader = DataLoader(TensorDataset(ids, torch.ones(40, 1)), batch_size=8)
+        model, _, loader = fleet.distribute(net, torch.optim.SGD(net.parameters(), lr=0.1), loader)
+        losses = [float(fleet.step(x, y, nn.functional.mse_loss)) for _ in range(8) for x, y in loader]
+        assert losses[-1] < losses[0] / 10
+        assert model.words.rows == 40
+        assert model.words.spec.name == "words"
+        with pytest.raises(NotImplementedError, match="checkpoints do not hold tables yet"):
+            fleet.save(f"{fleet.run_folder}/net", model)
