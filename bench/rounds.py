@@ -35,7 +35,8 @@ class Entry:
     """A line of the table: an operation that a contender times at some sizes.
 
     The time is that of rank 0; or, of processes that work side by side and not together (`together`), the time in
-    which they would do their work if each had the mean of their speeds.
+    which they would do their work if each had the mean of their speeds. Ranks that tell that they only serve others
+    do not count.
     """
 
     label: str
@@ -144,7 +145,8 @@ def _turn(crew: Crew, entry: Entry, size: int, iterations: int, plan: Plan) -> d
     answers = crew.ask({**entry.operation, "bytes": size}, warmup, iterations, deadline_seconds=90)
     if not entry.together:
         return dict(answers[0])
-    return {key: 1 / statistics.mean(1 / answer[key] for answer in answers) for key in ("median", "p10", "p90", "mean")}
+    workers = [answer for answer in answers if not answer.get("serves")]
+    return {key: 1 / statistics.mean(1 / answer[key] for answer in workers) for key in ("median", "p10", "p90", "mean")}
 
 
 def _calibrate(crew: Crew, entry: Entry, size: int, plan: Plan) -> int:

@@ -1,0 +1,167 @@
+"""Whole jobs of the parameter server: the click model's steps, and training over a slow link. Parts of `ps.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import network
+from crew import THREADS, Contender, Crew, CrewFailed, Place, free_port
+from harness import Claim, Report, Row, Value, claim, quantile, ratio
+from peers import PeerMissing
+from rounds import Plan, in_a_line
+from suite import Part
+
+SAMPLES, BATCHES, WORKERS = 4096, 10, 2
+SIZE = SAMPLES * 26 * 16 * 4  # bytes of a batch's rows: the column of the table
+SCRIPT = Path(__file__).parent / "ps_train.py"
+CLICKS = Path(__file__).parents[1] / "examples" / "ctr.py"
+STEPS = "Wide & deep, whole steps of 2 workers with 1 server"
+OURS = "Argosy, ps=async"
+SLOW = "Click log on 2 hosts with a server and a worker each, 100 Mbit/s"
+WAYS = ("ps=sync", "ps=geo:50")
+MBITS = 100.0
+DEADLINE_SECONDS = 280
+Turn = Sequence[float]  # seconds of some runs of `BATCHES` batches on each worker
+
+
+class JobFailed(Exception):
+    """A job ended with an error, or not in time; the text has its last words."""
+
+
+@contextmanager
+def job(words: Sequence[str], script: Sequence[str], places: Sequence[Place]) -> Iterator[Path]:
+    """Run a script with Argosy, on one node for each place; the run's folder, once it has ended."""
+    environment = {**os.environ, **THREADS, "ARGOSY_SECRET": secrets.token_hex(32)}
+    coordinator = f"{places[0].address}:{free_port()}"
+    with tempfile.TemporaryDirectory(prefix="argosy-bench-") as folder, ExitStack() as stack:
+        nodes = []
+        for number, place in enumerate(places):
+            command = [*place.enter, sys.executable, "-m", "argosy", "run", "--threads", "1", *words]
+            command += ["--run-folder", str(Path(folder) / "run")]
+            if len(places) > 1:
+                command += ["--nodes", str(len(places)), "--node-rank", str(number), "--coordinator", coordinator]
+            output = stack.enter_context(open(Path(folder) / f"node{number}", "w+"))
+            node = subprocess.Popen(
+                [
+                    *command,
+                    *script,
+                ],
+                cwd=folder,
+                env=environment,
+                stdout=output,
+                stderr=output,
+            )
+            stack.callback(_end, node)
+            nodes.append(node)
+        for number, node in enumerate(nodes):
+            try:
+                failed = node.wait(DEADLINE_SECONDS) != 0
+            except subprocess.TimeoutExpired:
+                failed = True
+            if failed:
+                said = (Path(folder) / f"node{number}").read_text()[-2000:]
+                raise JobFailed(f"{' '.join(words)}, node {number}\n{said}")
+        yield Path(folder) / "run"
+
+
+def _end(node: subprocess.Popen[bytes]) -> None:
+    if node.poll() is None:
+        node.terminate()  # the launcher ends its workers
+        try:
+            node.wait(15)
+        except subprocess.TimeoutExpired:
+            node.kill()
+            node.wait()
+
+
+def our_turn(popularity: str, steps: int) -> Turn:
+    """Seconds in which each of the workers would do ten batches if each had the mean of their speeds."""
+    with tempfile.TemporaryDirectory(prefix="argosy-bench-") as told:
+        words = ["--servers", "1", "--workers", str(WORKERS), "--strategy", "ps=async"]
+        with job(words, [str(SCRIPT), told, popularity, str(steps)], [Place()]):
+            times = [json.loads((Path(told) / f"rank {rank}.json").read_text()) for rank in range(WORKERS)]
+    return [1 / statistics.mean(1 / one for one in ones) for ones in zip(*times, strict=False)]
+
+
+def steps_with(make: Callable[[], Contender], name: str) -> Part:
+    """Our jobs and the peer's turns, one after the other."""
+
+    def run(report: Report, plan: Plan, quick: bool) -> None:
+        turns: dict[str, list[Turn]] = {OURS: [], name: []}
+        try:
+            peer = make()
+        except PeerMissing as error:
+            report.notes.append(f"left out: {error}")
+            peer = None
+        wanted = {"way": "train", "ids": "zipf", "rule": "adagrad"}
+        for repeat in range(2 if quick else plan.repeats):
+            print(f"{STEPS}: repeat {repeat + 1}", flush=True)
+            try:
+                turns[OURS].append(our_turn("zipf", 80 if quick else 240))
+                if peer is not None:
+                    with Crew(peer, [Place()] * (WORKERS + 2)) as crew:
+                        answer = crew.ask(wanted, 1, 2 if quick else 5, deadline_seconds=90)[-1]
+                    turns[name].append([answer["median"], answer["p10"], answer["p90"]])
+            except (CrewFailed, JobFailed) as error:
+                print(f"  {error}", flush=True)
+                report.notes.append(in_a_line(str(error)))
+                break
+        report.add(_row(label, several) for label, several in turns.items() if several)
+
+    def claims(report: Report) -> Iterator[Claim]:
+        theirs, ours = report.find(STEPS, name, SIZE), report.find(STEPS, OURS, SIZE)
+        what = f"{STEPS}: samples per second, against {name}"
+        if theirs is None or ours is None:
+            yield claim(what, None, 3.0)
+            return
+        speeds = (f"{row.contender} {WORKERS * BATCHES * SAMPLES / row.seconds:,.0f}" for row in (theirs, ours))
+        yield claim(what, ratio(theirs, ours), 3.0, detail=", ".join(speeds))
+
+    return Part(run, claims)
+
+
+def _row(label: str, turns: Sequence[Turn]) -> Row:
+    medians = tuple(statistics.median(turn) for turn in turns)
+    p10, p90 = (statistics.median(quantile(turn, part) for turn in turns) for part in (0.1, 0.9))
+    return Row(STEPS, label, SIZE, medians, p10, p90)
+
+
+def slow_link(report: Report, plan: Plan, quick: bool) -> None:
+    """The same log, rows of 64 numbers, in step and every 50 steps."""
+    options = ["--rows", "20000" if quick else "400000", "--dim", "64"]
+    told: dict[str, Any] = report.extra.setdefault("slow link", {})
+    with network.network(hosts=2, per_host=1, mbits=MBITS) as places:
+        for way in WAYS:
+            print(f"{SLOW}: {way}", flush=True)
+            try:
+                with job(["--servers", "1", "--strategy", way], [str(CLICKS), *options], places) as folder:
+                    told[way] = json.loads((folder / "result.json").read_text())
+            except JobFailed as error:
+                print(f"  {error}", flush=True)
+                report.notes.append(in_a_line(str(error)))
+
+
+def claims_of_slow_link(report: Report) -> Iterator[Claim]:
+    """More steps, and as much learnt."""
+    told = report.extra.get("slow link", {})
+    sync, geo = (told.get(way) for way in WAYS)
+    both = sync is not None and geo is not None
+    faster = Value(geo["samples_per_second"] / sync["samples_per_second"]) if both else None
+    worse = Value(sync["auc"] - geo["auc"]) if both else None
+    speeds = ", ".join(f"{way} {told[way]['samples_per_second']:,.0f} samples/s" for way in told)
+    yield claim(f"{SLOW}, geo:50: steps per second, against sync", faster, 10.0, detail=speeds)
+    learnt = ", ".join(f"{way} {told[way]['auc']:.4f} of {told[way]['best_auc']:.4f}" for way in told)
+    yield claim(f"{SLOW}, geo:50: AUC lost against sync", worse, 0.005, "", at_most=True, detail=learnt)
+
+
+SLOW_LINK = Part(slow_link, claims_of_slow_link, needs_network=True)
