@@ -58,7 +58,7 @@ def test_two_optimizers_in_turn_count_a_step_once() -> None:
 
 def test_a_script_may_change_its_folder() -> None:
     succeed(job("change_folder"))
-    assert Path("run/net/manifest.json").exists()
+    assert Path("run/net/step-00000000/manifest.json").exists()
     last = Path("run/rank1.events.jsonl").read_text().splitlines()[-1]
     assert json.loads(last)["status"] == "done"
 
