@@ -364,7 +364,7 @@ def uneven_refusals(group: EngineGroup) -> list[str]:
             UnevenPipeline(nn.Linear(2, 2), group, counts, PipelineConfig(**config), print, devices=devices)
         said.append(str(refused.value))
     assert "pipeline=[2,1]: expected the workers of each of two or more stages, 4 in all" in said[0]
-    assert "have a schedule of their own" in said[1]
+    assert "have an order of their own" in said[1]
     assert "has 2 stages, so 1 modules begin a new one" in said[2]
     assert "say 3 or more" in said[3]
     assert "devices=cpu: expected one for each of the 2 stages" in said[4]
