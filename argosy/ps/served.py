@@ -28,6 +28,7 @@ class Served:
     def __init__(
         self, client: PsClient, job: Job, config: PsConfig, timeout_seconds: float, leaving: ExitStack
     ) -> None:
+        self.client = client
         self.remote = RemoteStore(client, job.servers, config.consistency(), timeout_seconds)
         steps = config.consistency().number if config.consistency().kind == "geo" else 0
         self.geo = GeoStore(self.remote, steps) if steps else None
