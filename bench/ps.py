@@ -28,7 +28,7 @@ PEERS = tuple(f"{peer}{way}" for peer in (TENSORFLOW, RPC) for way in ("", ", di
 HERE, APART = "1 server + 2 workers on one host", "a server and 2 workers on two hosts, unlimited"
 ONE, TWO = "Argosy, 1 server", "Argosy, 2 servers"
 TARGETS = {HERE: {ZIPF: 5.0, UNIFORM: 3.0}, APART: {ZIPF: 2.0, UNIFORM: 2.0}}
-PLAN = Plan(launches=1, repeats=5, seconds=1.5, least_iterations=3, warmup=0.3)
+PLAN = Plan(launches=1, repeats=4, seconds=1.0, least_iterations=2, warmup=0.3)
 
 
 def argosy(name: str = OURS, servers: int = 1) -> Contender:

@@ -101,7 +101,13 @@ def main() -> None:
     seat = Seat.from_arguments()
     torch.set_num_threads(1)
     name = SERVER if seat.rank == 0 else f"worker-{seat.rank}"
-    options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=PATIENCE_SECONDS, init_method=f"tcp://{seat.store}")
+    # Its shared memory is polled by a busy thread in each process, also while others have their turns; sockets are not.
+    options = rpc.TensorPipeRpcBackendOptions(
+        rpc_timeout=PATIENCE_SECONDS,
+        init_method=f"tcp://{seat.store}",
+        _transports=["uv"],
+        _channels=["basic"],
+    )
     rpc.init_rpc(name, rank=seat.rank, world_size=seat.size, rpc_backend_options=options)
     make = serves if seat.rank == 0 else lambda wanted: rows_of(seat, wanted)
     serve(seat, make, rpc.shutdown)
