@@ -25,8 +25,9 @@ std::string PsCore::json() const {
          field("bytes_in", bytes_in) + field("bytes_out", bytes_out) + field("shared_bytes", shared_bytes) + "}";
 }
 
+// Never null, also of no bytes: functions of the C library must not be given a null pointer.
 std::byte* PsSession::Room::take(std::size_t bytes) {
-  if (bytes > bytes_) {
+  if (bytes > bytes_ || memory_ == nullptr) {
     memory_.reset();
     bytes_ = 0;
     memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes);

@@ -141,8 +141,8 @@ void PsSteps::done(std::uint32_t client, std::uint64_t step, double weight) {
   std::unique_lock lock(mutex_);
   Client& who = clients_.at(client);
   if (who.gone()) return;
-  if (step < who.clock) return;  // told again
-  who.clock = step + 1;
+  if (step < who.clock) return;          // told again
+  who.clock = std::max(step + 1, step);  // the last number has no next
   ++who.dones;
   ++dones_;
   if (gathers()) {
