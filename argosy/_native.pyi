@@ -197,6 +197,9 @@ class Engine:
     def release(self, address: int) -> None:
         """Give back what `allocate` returned."""
 
+    def heap_of(self, rank: int) -> int:
+        """Where this process sees the memory from which a rank of this host allocates."""
+
     def set_plan(
         self,
         collective: int,
@@ -299,6 +302,9 @@ def crc32c(data: bytes, seed: int = 0, way: str | None = None) -> int:
 
     `way` is one of `crc32c_ways()`, for tests; the default is the first of them.
     """
+
+def crc32c_at(address: int, bytes: int, seed: int = 0) -> int:
+    """The same of bytes in memory, without the GIL."""
 
 def crc32c_ways() -> list[str]:
     """The ways in which this CPU can compute it, best first. All give the same value."""

@@ -175,6 +175,9 @@ void bind_engine(nb::module_& m) {
             if (self.engine->owned()) self->heap().release(address(memory));
           },
           "address"_a)
+      .def(
+          "heap_of", [](Handle& self, int rank) { return reinterpret_cast<std::uintptr_t>(self->heap_of(rank)); },
+          "rank"_a)
       .def("run",
            [](Handle& self, int collective, int dtype, int op, int algorithm, int root, std::uintptr_t in,
               std::uintptr_t out, std::size_t count, double timeout_seconds) {

@@ -163,6 +163,13 @@ void bind_links(nb::module_& m) {
         return way ? crc32c_by(*way, seed, data.c_str(), data.size()) : crc32c(seed, data.c_str(), data.size());
       },
       "data"_a, "seed"_a = 0, "way"_a = nb::none(), "The CRC32C of `data`, going on from `seed`.");
+  m.def(
+      "crc32c_at",
+      [](std::uintptr_t address, std::size_t bytes, std::uint32_t seed) {
+        return crc32c(seed, reinterpret_cast<const void*>(address), bytes);
+      },
+      "address"_a, "bytes"_a, "seed"_a = 0, nb::call_guard<nb::gil_scoped_release>(),
+      "The same of bytes in memory, without the GIL.");
   m.def("crc32c_ways", &crc32c_ways, "The ways in which this CPU can compute it, best first.");
   m.def("check_frame", &check_frame, "data"_a, "peer"_a, "The fields of a frame's head from rank `peer`, or Failure.");
   m.def("ring_bytes", &Ring::bytes, "slots"_a, "slot_bytes"_a, "The memory that a ring takes.");

@@ -67,6 +67,8 @@ class Engine {
   // Joining: map the peers of this host, say who shares a host with whom, give the sockets to all others, start.
   Heap& heap() { return heap_; }
   bool map_peer(int rank, pid_t pid, int fd, std::size_t bytes, const Nonce& nonce);
+  // Where this process sees the heap of a rank of this host.
+  std::byte* heap_of(int rank) const;
   void set_hosts(std::vector<int> host_of_rank);
   // Connected sockets to a peer on another host: the first is the keeper's, the last for messages. Takes them over.
   void add_sockets(int rank, std::vector<int> fds);

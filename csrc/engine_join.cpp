@@ -58,6 +58,13 @@ bool Engine::map_peer(int rank, pid_t pid, int fd, std::size_t bytes, const Nonc
   return true;
 }
 
+std::byte* Engine::heap_of(int rank) const {
+  for (std::size_t member = 0; member < crew_.size(); ++member) {
+    if (crew_.rank(member) == rank) return crew_.base(member);
+  }
+  throw std::invalid_argument("rank " + std::to_string(rank) + " is on another host");
+}
+
 void Engine::set_hosts(std::vector<int> host_of_rank) {
   if (host_of_rank.size() != static_cast<std::size_t>(size_))
     throw std::invalid_argument("give the host of every rank");

@@ -111,22 +111,23 @@ void Local::reduce_in_place(Reduction reduction, std::size_t count) {
   const std::size_t line = 64 / reduction.element_bytes;
   const Parts parts{(count + line - 1) / line, crew_.size()};
   const std::size_t begin = parts.begin(crew_.me()) * line, end = parts.begin(crew_.me() + 1) * line;
-  reduce_range(reduction, begin, std::min(end, count), true);
+  reduce_range(reduction, begin, std::min(end, count), tensors_[crew_.me()] + begin * reduction.element_bytes, true);
   crew_.meet(watch_);
 }
 
-// Reduces a range of all members' tensors into this one's, and writes the result back into all of them if told so.
-void Local::reduce_range(Reduction reduction, std::size_t begin, std::size_t end, bool write_back) {
+// Reduces a range of all members' tensors to `out`, and writes the result back into all of them if told so.
+void Local::reduce_range(Reduction reduction, std::size_t begin, std::size_t end, std::byte* out, bool write_back) {
   const std::size_t members = crew_.size(), me = crew_.me(), element = reduction.element_bytes;
   Sources sources;
   while (begin < end) {
     const std::size_t width = std::min(end - begin, kStripBytes / element), at = begin * element;
     for (std::size_t member = 0; member < members; ++member) sources.address[member] = tensors_[member] + at;
-    reduction.kernel(tensors_[me] + at, sources.address, members, width);
+    reduction.kernel(out, sources.address, members, width);
     for (std::size_t member = 0; write_back && member < members; ++member) {
-      if (member != me) std::memcpy(tensors_[member] + at, tensors_[me] + at, width * element);
+      if (member != me) std::memcpy(tensors_[member] + at, out, width * element);
     }
     begin += width;
+    out += width * element;
   }
 }
 
@@ -136,7 +137,9 @@ void Local::reduce_to_owners(Notice notice, Reduction reduction, std::byte* data
   crew_.meet(notice, watch_);
   const bool owner = me < parts.parts;
   if (find_tensors(parts.count * element)) {
-    if (owner) reduce_range(reduction, parts.begin(me), parts.begin(me + 1), false);
+    if (owner) {
+      reduce_range(reduction, parts.begin(me), parts.begin(me + 1), tensors_[me] + parts.begin(me) * element, false);
+    }
     return;
   }
   reduce_parts(notice, reduction, data, parts, owner ? data + parts.begin(me) * element : nullptr);
@@ -188,8 +191,14 @@ void Local::reduce_staged(Reduction reduction, const Chunks& chunks) {
   take((chunks.parts.longest() - 1) / chunks.width * chunks.width);
 }
 
-void Local::reduce_parts(const Notice& notice, Reduction reduction, const std::byte* in, Parts parts, std::byte* out) {
+void Local::reduce_parts(Notice notice, Reduction reduction, const std::byte* in, Parts parts, std::byte* out) {
   const std::size_t members = crew_.size(), me = crew_.me(), element = reduction.element_bytes;
+  const std::size_t whole = parts.count * element;
+  const bool owner = me < parts.parts;
+  // What others read in place must not change meanwhile: a result may only stand where this member alone reads.
+  const bool apart =
+      !owner || out + parts.length(me) * element <= in || out >= in + whole || out == in + parts.begin(me) * element;
+  if (apart && heap_.holds(in, whole)) notice.offset = static_cast<std::uint64_t>(in - heap_.base());
   const std::size_t most = at_least_one(crew_.chunk_bytes() / parts.parts / element), longest = parts.longest();
   const std::size_t width = at_least_one(std::min(most, longest)), stride = width * element;
   Sources sources;
@@ -202,7 +211,11 @@ void Local::reduce_parts(const Notice& notice, Reduction reduction, const std::b
                          std::min(width, length - done) * element);
     }
     done == 0 ? crew_.meet(notice, watch_) : crew_.meet(watch_);
-    if (me >= parts.parts || done >= parts.length(me)) continue;
+    if (done == 0 && find_tensors(whole)) {
+      if (owner) reduce_range(reduction, parts.begin(me), parts.begin(me + 1), out, false);
+      return crew_.meet(watch_);  // nobody reads any more
+    }
+    if (!owner || done >= parts.length(me)) continue;
     for (std::size_t member = 0; member < members; ++member) {
       sources.address[member] =
           member == me ? in + (parts.begin(me) + done) * element : crew_.shown(member) + me * stride;

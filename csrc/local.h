@@ -54,7 +54,7 @@ class Local {
   void take_from_owners(const Notice& notice, std::size_t element_bytes, std::byte* data, Parts parts);
 
   // Member p < parts ends with the sum of part p, at `out`; `in` stays as it is, unless `out` is in it.
-  void reduce_parts(const Notice& notice, Reduction reduction, const std::byte* in, Parts parts, std::byte* out);
+  void reduce_parts(Notice notice, Reduction reduction, const std::byte* in, Parts parts, std::byte* out);
   // Member p < parts gives part p, which stands at `mine`; all end with all parts in `out`.
   void gather_parts(const Notice& notice, std::size_t element_bytes, const std::byte* mine, Parts parts,
                     std::byte* out);
@@ -62,7 +62,7 @@ class Local {
  private:
   void reduce_small(const Notice& notice, Reduction reduction, std::byte* data, std::size_t count);
   void reduce_in_place(Reduction reduction, std::size_t count);
-  void reduce_range(Reduction reduction, std::size_t begin, std::size_t end, bool write_back);
+  void reduce_range(Reduction reduction, std::size_t begin, std::size_t end, std::byte* out, bool write_back);
   struct Chunks;
   void reduce_staged(Reduction reduction, const Chunks& chunks);
   std::byte* tensor(std::size_t member, std::size_t bytes) const;

@@ -1,7 +1,8 @@
 """The manifest of a checkpoint: which tensors it holds, in which pieces and files, and everything that is no tensor.
 
-It is JSON with a SHA-256 of its own content and of every file: a checkpoint is what was saved, or it is refused. What
-it says is checked here, once: those who use it need not doubt it.
+It is JSON with a SHA-256 of its own content and of every file: a checkpoint is what was saved, or it is refused. Files
+have a CRC32C too, which notices what disks and networks do to bytes, and takes a tenth of the time: `load` goes by it,
+`argosy inspect` by both. What the manifest says is checked here, once: those who use it need not doubt it.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ _FILE_NAME: Final = re.compile(r"rank[0-9]+(-[0-9a-f]+)?\.safetensors")
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file: how long it is, and what it hashes to."""
+    """A file: how long it is, and what it hashes to. Earlier versions wrote no CRC32C."""
 
     size_bytes: int
     sha256: str
+    crc32c: int | None = None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from argosy.checkpoint import shard
 from argosy.checkpoint.agree import gather, on_first, patiently, together
 from argosy.checkpoint.boxes import Box
 from argosy.checkpoint.errors import CheckpointError
-from argosy.checkpoint.manifest import Manifest
+from argosy.checkpoint.manifest import FileEntry, Manifest
 from argosy.checkpoint.pieces import Pieces
 from argosy.checkpoint.steps import find, read_manifest
 from argosy.checkpoint.storage import MANIFEST, Storage, storage_at
@@ -46,31 +46,37 @@ class Opened:
         return self.storage.path(self.folder)
 
 
-def damage(storage: Storage, folder: str, manifest: Manifest, files: list[str]) -> list[str]:
-    """What is wrong with some of a checkpoint's files: a line for each that is not what was saved."""
+def damage(storage: Storage, folder: str, manifest: Manifest, files: list[str], *, thorough: bool = False) -> list[str]:
+    """What is wrong with some of a checkpoint's files: a line for each that is not what was saved.
+
+    `thorough` compares their SHA-256, too.
+    """
     wrong = []
     for file in files:
         name = f"{folder}/{file}" if folder else file
         entry = manifest.files[file]
         try:
             with storage.open(name) as source:
-                size_bytes, sha256 = shard.digest(source)
-                if (size_bytes, sha256) == (entry.size_bytes, entry.sha256):
+                found = shard.Sums.of(source, thorough=thorough or entry.crc32c is None)
+                if difference := _difference(found, entry):
+                    wrong.append(f"{storage.path(name)} is damaged: {difference}")
+                else:
                     wrong += _misplaced(source, storage.path(name), manifest, file)
-                    continue
         except FileNotFoundError:
             wrong.append(f"{storage.path(name)} is missing")
-            continue
         except OSError as error:
             wrong.append(f"{storage.path(name)} cannot be read: {error}")
-            continue
-        if size_bytes != entry.size_bytes:
-            wrong.append(
-                f"{storage.path(name)} is damaged: it has {size_bytes} bytes, and {entry.size_bytes} were saved"
-            )
-        else:
-            wrong.append(f"{storage.path(name)} is damaged: its SHA-256 is not that of what was saved")
     return wrong
+
+
+def _difference(found: shard.Sums, saved: FileEntry) -> str:
+    if found.size_bytes != saved.size_bytes:
+        return f"it has {found.size_bytes} bytes, and {saved.size_bytes} were saved"
+    if saved.crc32c is not None and found.crc32c != saved.crc32c:
+        return "its CRC32C is not that of what was saved"
+    if found.sha256 is not None and found.sha256 != saved.sha256:
+        return "its SHA-256 is not that of what was saved"
+    return ""
 
 
 def _misplaced(source: shard.Source, path: str, manifest: Manifest, file: str) -> list[str]:

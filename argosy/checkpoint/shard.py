@@ -15,9 +15,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from argosy._native import crc32c_at
 from argosy.checkpoint.boxes import Box, whole
 from argosy.checkpoint.errors import CheckpointError, reason
 
@@ -119,37 +121,55 @@ class Hashed:
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._hash = hashlib.sha256()
+        self._sums = Sums(thorough=True)
         self._chunks: queue.Queue[memoryview | None] = queue.Queue(8)
         self._thread = threading.Thread(target=self._work, name="argosy checkpoint hash", daemon=True)
         self._thread.start()
-        self.size_bytes = 0
 
     def write(self, data: memoryview) -> None:
         """Pass bytes on."""
         self._chunks.put(data)
         self._sink.write(data)
-        self.size_bytes += len(data)
 
-    def finish(self) -> str:
-        """The SHA-256 of all that was written."""
+    def finish(self) -> Sums:
+        """The sums of all that was written."""
         self._chunks.put(None)
         self._thread.join()
-        return self._hash.hexdigest()
+        return self._sums
 
     def _work(self) -> None:
         while (chunk := self._chunks.get()) is not None:
-            self._hash.update(chunk)
+            self._sums.add(chunk)
 
 
-def digest(source: Source) -> tuple[int, str]:
-    """How many bytes a file has, and their SHA-256."""
-    sha, total = hashlib.sha256(), 0
-    buffer = memoryview(bytearray(1 << 20))  # it stays in the processor's cache
-    while count := source.readinto(buffer):
-        sha.update(buffer[:count])
-        total += count
-    return total, sha.hexdigest()
+class Sums:
+    """What tells a file from another: its length, its CRC32C and, if it is to be `thorough`, its SHA-256."""
+
+    def __init__(self, *, thorough: bool) -> None:
+        self.size_bytes, self.crc32c = 0, 0
+        self._sha256 = hashlib.sha256() if thorough else None
+
+    @classmethod
+    def of(cls, source: Source, *, thorough: bool) -> Sums:
+        """Those of a file."""
+        sums = cls(thorough=thorough)
+        buffer = memoryview(bytearray(1 << 20))  # it stays in the processor's cache
+        while count := source.readinto(buffer):
+            sums.add(buffer[:count])
+        return sums
+
+    def add(self, data: memoryview) -> None:
+        """More bytes of the file."""
+        self.size_bytes += len(data)
+        if data:
+            self.crc32c = crc32c_at(np.frombuffer(data, np.uint8).ctypes.data, len(data), self.crc32c)
+        if self._sha256 is not None:
+            self._sha256.update(data)
+
+    @property
+    def sha256(self) -> str | None:
+        """In digits; None if it was not asked for."""
+        return self._sha256.hexdigest() if self._sha256 is not None else None
 
 
 @dataclass(frozen=True)

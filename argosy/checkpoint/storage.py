@@ -7,6 +7,7 @@ that folder is renamed, and its parent synced. One that is replaced is moved awa
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ from argosy.checkpoint.shard import Sink, Source
 MANIFEST: Final = "manifest.json"
 REPLACED: Final = ".replaced"
 _ASIDE: Final = ".aside-"
+_SYNC_FILE_RANGE_WRITE: Final = 2
 
 
 class Storage(ABC):
@@ -83,14 +85,20 @@ class Storage(ABC):
 
 
 class _File:
-    """An open file that takes all of what it is given."""
+    """An open file that takes all of what it is given, and lets the disk begin with it at once."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._begin = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux has it
+        self._written = 0
 
     def write(self, data: memoryview) -> None:
         while data:
-            data = data[os.write(self._descriptor, data) :]
+            count = os.write(self._descriptor, data)
+            if self._begin is not None:  # left to itself, the kernel would begin with the sync that ends the file
+                offset, length = ctypes.c_int64(self._written), ctypes.c_int64(count)
+                self._begin(self._descriptor, offset, length, _SYNC_FILE_RANGE_WRITE)
+            data, self._written = data[count:], self._written + count
 
 
 class Folder(Storage):

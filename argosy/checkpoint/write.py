@@ -112,10 +112,10 @@ def _written(storage: Storage, name: str, pour: Callable[[shard.Hashed], None]) 
             try:
                 pour(hashed)
             finally:
-                sha256 = hashed.finish()
+                sums = hashed.finish()
     except OSError as error:
         raise _not_written(storage.path(name), error) from error
-    return {"bytes": hashed.size_bytes, "sha256": sha256}
+    return {"bytes": sums.size_bytes, "sha256": sums.sha256, "crc32c": sums.crc32c}
 
 
 def _pour(chunks: Any, sink: shard.Hashed) -> None:
@@ -207,7 +207,11 @@ def _publish(
             "torch": str(torch.__version__),
             "python": platform.python_version(),
         },
-        files={names[r]: FileEntry(each["bytes"], each["sha256"]) for r, each in enumerate(files) if each is not None},
+        files={
+            names[rank]: FileEntry(each["bytes"], each["sha256"], each["crc32c"])
+            for rank, each in enumerate(files)
+            if each is not None
+        },
         tensors=tensors,
         parts=planning.parts,
     )

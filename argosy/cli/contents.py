@@ -106,7 +106,7 @@ def _show(console: Console, address: str, manifest: Manifest, all_tensors: bool)
 
 def _damage(storage: Storage, folder: str, manifest: Manifest) -> list[str]:
     with ThreadPoolExecutor(_THREADS) as pool:
-        found = pool.map(lambda file: damage(storage, folder, manifest, [file]), sorted(manifest.files))
+        found = pool.map(lambda file: damage(storage, folder, manifest, [file], thorough=True), sorted(manifest.files))
         return [problem for problems in found for problem in problems]
 
 

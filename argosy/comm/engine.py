@@ -146,6 +146,23 @@ class EngineGroup(Group):
         weakref.finalize(memory, self._engine.release, address).atexit = False
         return torch.frombuffer(memory, dtype=dtype, count=elements).view(shape)
 
+    @property
+    def on_one_host(self) -> bool:
+        """Whether all members share memory."""
+        return self._one_host
+
+    def common(self, size_bytes: int) -> int:
+        """The address of memory that is the same for all members, who are on one host and all ask for it.
+
+        It is rank 0's, and stays until rank 0 leaves the group.
+        """
+        offset = torch.zeros(1, dtype=torch.int64)
+        base = self._engine.heap_of(0)
+        if self.rank == 0:
+            offset[0] = self._engine.allocate(size_bytes) - base
+        self.broadcast(offset)
+        return base + int(offset)
+
     def all_reduce(self, tensor: Tensor, op: Op = "sum", *, wait: bool = True) -> Pending:
         """Replace `tensor` on every member by the members' tensors combined."""
         pointer = tensor.data_ptr()

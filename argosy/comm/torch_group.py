@@ -68,6 +68,11 @@ class TorchGroup(ProcessGroup):
         self._name, self._description = "", "undefined"
         self._at_exit = weakref.finalize(self, _end, engine, self._watcher)
 
+    @property
+    def engine(self) -> EngineGroup:
+        """The engine's group of the same ranks."""
+        return self._engine
+
     # Without the names, DeviceMesh and FSDP2 fail.
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's C++ looks for these names

@@ -19,7 +19,7 @@ from argosy.comm.engine import EngineGroup
 from argosy.comm.group import Group
 from argosy.config import ConfigError
 from argosy.parallel.materialise import is_meta, materialise
-from argosy.parallel.memory import give_freed_memory_back
+from argosy.parallel.memory import give_freed_memory_back, is_plenty, keep_from_the_second_step
 from argosy.parallel.mesh import Mesh
 from argosy.parallel.pipeline.config import PipelineConfig
 from argosy.parallel.pipeline.pipeline import Pipeline
@@ -100,6 +100,10 @@ class Layout:
         """Give an optimizer the parameters that models have now, and those that they get when they are cut."""
         self._replaced.swap(optimizer)
         self._optimizers.append(optimizer)
+        here = self._mesh.hosts.count(self._mesh.hosts[self._group.rank])
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        if self._stage and is_plenty(here * sum(p.numel() * p.element_size() for p in parameters)):
+            self._leaving.callback(keep_from_the_second_step(optimizer))
 
     def _lay_out_stages(self, pipeline: Pipeline, plan: Plan | None) -> None:
         with self._replaced.watching(pipeline.model):

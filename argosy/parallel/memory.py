@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 _TUNED_BY: Final = ("GLIBC_TUNABLES", "MALLOC_")
 _ALLOCATORS: Final = ("jemalloc", "tcmalloc", "mimalloc")
 _LARGEST: Final = 32 << 20  # of a block that is taken from the heap: glibc allows no more
 _MOST_KEPT: Final = (1 << 31) - 1  # at the heap's end, where alone memory is given back
 _SMALLEST_GIVEN_BACK: Final = 1 << 18
+_PLENTY: Final = 32
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
@@ -32,28 +36,48 @@ def memory_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 def keep_freed_memory() -> None:
     """The same for this process, save for the size of pages."""
-    if _is_tuned(os.environ):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _LARGEST)
-        mallopt(_M_TRIM_THRESHOLD, _MOST_KEPT)
+    _set(_LARGEST, _MOST_KEPT)
 
 
 def give_freed_memory_back() -> None:
-    """The opposite, for models that no worker could hold whole: what is freed is the system's again at once.
-
-    Gathered modules come and go in sizes that leave gaps: a heap that keeps them grew to three times what was in use.
-    """
-    if _is_tuned(
-        {name: value for name, value in os.environ.items() if (name, value) not in memory_variables({}).items()}
-    ):
-        return
-    library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt") and hasattr(library, "malloc_trim"):
-        library.mallopt(_M_MMAP_THRESHOLD, _SMALLEST_GIVEN_BACK)
-        library.mallopt(_M_TRIM_THRESHOLD, _SMALLEST_GIVEN_BACK)
+    """The opposite, while a model that no worker could hold whole is set up: what is freed is the system's again."""
+    library = _set(_SMALLEST_GIVEN_BACK, _SMALLEST_GIVEN_BACK)
+    if library is not None:
         library.malloc_trim(0)
+
+
+def is_plenty(size_bytes: int) -> bool:
+    """Whether the host has so much memory that so many bytes more do not matter.
+
+    A step of sharded modules that is handed out its pages anew takes up to half as long again as one that has kept
+    them, and keeping them takes about as much memory as the parameters would on each worker.
+    """
+    return size_bytes * _PLENTY <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def keep_from_the_second_step(optimizer: Optimizer) -> Callable[[], None]:
+    """Keep what steps free once an optimizer has made its first; returns what ends the waiting for it.
+
+    By then all that lasts is there, in blocks of its own. Were freed memory kept from the beginning, the optimizer's
+    states would lie in the gaps between gathered modules, which then fit nowhere: a heap grew to three times what was
+    in use. So it is twice, as activations get into the gaps; see `is_plenty`.
+    """
+
+    waiting = [keep_freed_memory]
+    hook = optimizer.register_step_post_hook(lambda *_: waiting.pop()() if waiting else None)
+    return hook.remove
+
+
+def _set(mmap_threshold: int, trim_threshold: int) -> ctypes.CDLL | None:
+    """Tell the C library; None if it cannot be told, or was by the user."""
+    library = ctypes.CDLL(None)
+    ours = memory_variables({}).items()
+    others = {name: value for name, value in os.environ.items() if (name, value) not in ours}
+    if _is_tuned(others) or not hasattr(library, "mallopt"):  # other C libraries have none
+        return None
+    library.mallopt(_M_MMAP_THRESHOLD, mmap_threshold)
+    library.mallopt(_M_TRIM_THRESHOLD, trim_threshold)
+    return library
 
 
 def _is_tuned(environment: Mapping[str, str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import threading
@@ -111,6 +112,28 @@ def check_shared(group: EngineGroup) -> None:
     assert tensor.eq(2**group.size).all()
 
 
+def check_parts_of_shared(group: EngineGroup) -> None:
+    """What is reduced stands in shared memory, on all ranks or on some; the result elsewhere, or in its own part."""
+    rank, size, count = group.rank, group.size, 100_003
+    expected = sum(given(other + rank, count, torch.float32) for other in range(size))
+    mine = torch.cat([given(rank + part, count, torch.float32) for part in range(size)])
+    shared = group.empty(size * count)
+    for source in (shared, shared if rank else mine, mine):
+        for inside in (False, True):
+            source.copy_(torch.cat([given(rank + part, count, torch.float32) for part in range(size)]))
+            before = source.clone()
+            out = source[rank * count : (rank + 1) * count] if inside else torch.empty(count)
+            group.reduce_scatter(out, source)
+            assert torch.equal(out, expected)
+            if not inside:
+                assert torch.equal(source, before)
+    memory = (ctypes.c_float * size).from_address(group.common(4 * size))
+    memory[rank] = 1.0 + rank
+    group.barrier()
+    assert list(memory) == [1.0 + other for other in range(size)]
+    group.barrier()
+
+
 def check_bits(group: EngineGroup) -> None:
     """All ranks end with the same bits, whatever the numbers."""
     torch.manual_seed(group.rank)
@@ -152,6 +175,8 @@ def everything(place: Place, algorithm: str, dtypes: tuple[torch.dtype, ...]) ->
         group.broadcast(tensor)
         assert torch.equal(tensor.view(torch.uint8), given(0, 1000, torch.float32).to(dtype).view(torch.uint8))
     check_shared(group)
+    if group.on_one_host and algorithm == "auto":
+        check_parts_of_shared(group)
     check_bits(group)
     group.barrier()
     group.close()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
+
+from argosy.parallel.sharding.exchange import exchange_in_memory
 
 
 def shard_modules(
@@ -28,3 +31,4 @@ def shard_modules(
         # What the root keeps is used at both ends of the model: torch's default holds it gathered in between.
         again = False if keep_gathered or not name else None
         fully_shard(module, mesh=mesh, reshard_after_forward=again, offload_policy=policy, shard_placement_fn=placed)
+    exchange_in_memory([cast(FSDPModule, module) for module in modules.values()], mesh)
