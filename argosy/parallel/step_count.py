@@ -25,12 +25,12 @@ class StepCount:
 
     @property
     def total(self) -> int:
-        """All steps, of earlier runs too."""
-        return self._before + self._meter.steps
+        """All steps, of earlier runs too, and those that others made without this worker."""
+        return self._before + self._meter.steps + self._cursor.passed
 
     def go_on_from(self, total: int) -> None:
         """So many there were when the checkpoint that was loaded was saved."""
-        self._before = total - self._meter.steps
+        self._before = total - self._meter.steps - self._cursor.passed
 
     def watch(self, optimizer: Optimizer) -> Callable[[], None]:
         """Count an optimizer's steps; returns what ends that."""

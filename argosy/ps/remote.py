@@ -30,6 +30,8 @@ class RemoteStore(Store):
     def __init__(self, client: PsClient, servers: int, consistency: Consistency, timeout_seconds: float) -> None:
         self._client, self._servers, self._mode, self._timeout = client, servers, consistency, timeout_seconds
         self.compensates = consistency.compensated
+        # A pull that waits for this step would hold up the other pulls of this step, which stand behind it.
+        self.looks_ahead = consistency.kind != "sync" and (consistency.kind, consistency.number) != ("ssp", 0)
         self._compensation = COMPENSATION if consistency.compensated else 0.0
         self._merged_steps = consistency.number if consistency.kind == "half-async" else 1
         self._specs: dict[int, TableSpec] = {}
@@ -49,12 +51,8 @@ class RemoteStore(Store):
         return self.finish_pull(table, ids, self._start_pull(table, ids, ahead=0))
 
     def start_pull(self, table: int, ids: Tensor) -> int | None:
-        """Ask for the rows of the next step, unless they will depend on this one.
-
-        A pull that waits for this step would hold up the other pulls of this step, which stand behind it.
-        """
-        bound = self._mode.number if self._mode.kind == "ssp" else 0 if self._mode.kind == "sync" else 1
-        return self._start_pull(table, ids, ahead=1) if bound else None
+        """Ask for the rows of the next step, unless they will depend on this one."""
+        return self._start_pull(table, ids, ahead=1) if self.looks_ahead else None
 
     def forget_pull(self, started: Any) -> None:
         """Let go of the rows when they have come."""
@@ -77,6 +75,20 @@ class RemoteStore(Store):
         self._weight_held += weight
         if self._steps_held >= self._merged_steps:
             self._send()
+
+    @property
+    def made(self) -> int:
+        """Steps that this worker has made, or passed over."""
+        return self._sent
+
+    @property
+    def over(self) -> int:
+        """Steps that all servers have applied, as far as they have told; where gradients are gathered."""
+        return self._client.steps_over
+
+    def pass_over(self) -> None:
+        """Leave a step to the others: it is over. Servers do not wait for a step that they have applied."""
+        self._sent += 1
 
     def settle(self) -> None:
         """Send what is held, and wait until all of it is applied."""

@@ -43,6 +43,8 @@ class Tables:
         self._dense: ServedParameters | None = None
         self._parts: dict[Embedding, tuple[Part, Part | None]] = {}
         self._leaving = ExitStack()
+        if served is not None and config.gathered(group.size) and config.bears_losses(group.size):
+            cursor.common = self
 
     def close(self) -> None:
         """Listen no more."""
@@ -74,7 +76,7 @@ class Tables:
                 raise ValueError(f"two embeddings are named {name!r}: give each a name of its own, Embedding(name=...)")
             embedding.bind(self._store, len(self._embeddings), name)
             self._embeddings.append(embedding)
-            if self._look_ahead not in self._cursor.coming:
+            if self._store.looks_ahead and self._look_ahead not in self._cursor.coming:
                 self._cursor.coming.append(self._look_ahead)
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
@@ -98,6 +100,29 @@ class Tables:
             if self._served.has_leases:
                 self._cursor.between_loops.append(dense.pull)
         self._leaving.callback(optimizer.register_step_pre_hook(self._push).remove)
+
+    @property
+    def made(self) -> int:
+        """Steps that this worker has made, or passed over."""
+        assert self._served is not None
+        return self._served.remote.made
+
+    @property
+    def over(self) -> int:
+        """Steps that are over; what comes for them is late, and dropped."""
+        assert self._served is not None
+        return self._served.remote.over
+
+    def pass_over(self) -> None:
+        """Leave a step that is over to those who made it."""
+        assert self._served is not None
+        self._served.remote.pass_over()
+        self._cursor.passed += 1
+
+    def catch_up(self) -> None:
+        """Take the parameters that steps have made which this worker passed over. Rows are pulled when needed."""
+        if self._dense is not None:
+            self._dense.pull()
 
     def _push(self, *_: Any) -> None:
         empty = self._cursor.samples == 0
