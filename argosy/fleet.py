@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from argosy.checkpoint.roles import roles
 from argosy.comm.agree import check_agreement
 from argosy.comm.config import CommConfig
 from argosy.comm.group import Group, SoloGroup
-from argosy.comm.mean import weighted_mean
+from argosy.comm.mean import Value, mean_of
 from argosy.comm.second import join_second
 from argosy.control.job import Job
 from argosy.data.batches import BatchConfig
@@ -49,8 +49,6 @@ from argosy.ps.config import PsConfig
 from argosy.ps.served import Served
 from argosy.ps.tables import Tables
 from argosy.strategy import Strategy
-
-Value = TypeVar("Value", float, Tensor)
 
 
 class Fleet:
@@ -239,17 +237,15 @@ class Fleet:
         Workers are weighted by samples: inside the loop over a distributed loader by those of the batch in hand, so
         that the mean of a loss is what one process would have computed; after the loop by all that the worker saw in
         it, so that the mean of its accuracy is right too. Before any loop they count the same. `weight` says otherwise:
-        an evaluation inside the training loop gives the samples it has seen. A worker of weight zero is left out.
+        an evaluation inside the training loop gives the samples it has seen. A worker of weight zero is left out; so is
+        one that was lost, if the job goes on without it.
 
         >>> import tempfile, argosy
         >>> argosy.init(run_folder=tempfile.mkdtemp()).mean(2.5)
         2.5
         """
-        mean = weighted_mean(value, self._cursor.weight if weight is None else weight, self._group)
-        if isinstance(value, Tensor):
-            kind = value.dtype if value.dtype.is_floating_point else torch.get_default_dtype()
-            return mean.to(value.device, kind)
-        return float(mean)
+        add_up = self._served.add_up if self._served is not None and self._served.meets else self._group.all_reduce
+        return mean_of(value, self._cursor.weight if weight is None else weight, add_up)
 
     def print(self, *values: Any, **options: Any) -> None:
         """`print`, on the first worker only.
