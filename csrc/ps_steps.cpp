@@ -93,7 +93,7 @@ std::string PsSteps::who_is_gone() const {
 bool PsSteps::wait(std::uint32_t client, std::uint64_t own, std::uint64_t all, const std::function<bool()>& gone) {
   std::unique_lock lock(mutex_);
   Client& who = clients_.at(client);
-  if (all > 0) who.rests = false;
+  who.rests = false;
   while (!open_to(who, own, all)) {
     if (stopped_ || who.gone()) return false;
     if (gathers() && version_ < all && !can_close()) {

@@ -41,7 +41,7 @@ class PsSteps {
   // A connection ends: the client is lost, if it has not left before, and not joined anew since.
   void ended(std::uint32_t client, std::uint64_t visit);
   void leave(std::uint32_t client);
-  // Until it waits for others again, or has done another step.
+  // Until it waits at the gate again, or has done another step.
   void rest(std::uint32_t client);
   void stop();  // all waits end
 
