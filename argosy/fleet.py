@@ -6,8 +6,6 @@ Thin: it wires the parts together and passes calls on. Where each part's work is
 from __future__ import annotations
 
 import atexit
-import os
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -32,8 +30,6 @@ from argosy.comm.second import join_second
 from argosy.control.job import Job
 from argosy.data.batches import BatchConfig
 from argosy.data.cursor import Cursor
-from argosy.data.leased import LeasedLoader
-from argosy.data.loader import Loader
 from argosy.observe.channel import Channel
 from argosy.observe.events import EventLog
 from argosy.observe.folder import events_file
@@ -46,7 +42,9 @@ from argosy.parallel.step_count import StepCount
 from argosy.parallel.training import Training
 from argosy.parallel.training_config import TrainingConfig
 from argosy.ps.config import PsConfig
+from argosy.ps.loaders import Loaders
 from argosy.ps.served import Served
+from argosy.ps.staleness import Staleness
 from argosy.ps.tables import Tables
 from argosy.strategy import Strategy
 
@@ -74,6 +72,9 @@ class Fleet:
         # What servers step, workers train alone: nothing is reduced between them.
         apart = served is not None and strategy.dense == "server"
         self._tables = Tables(served, strategy.part(PsConfig), group, self._cursor)
+        self._loaders = Loaders(
+            strategy.part(BatchConfig), self._cursor, self._mesh, group, served, self._tell_shares, self._log.emit
+        )
         self._training = Training(
             strategy.part(TrainingConfig),
             Mesh.of(Sizes(), [0]) if apart else self._mesh,
@@ -90,14 +91,7 @@ class Fleet:
             strategy.to_line(),
             self._training,
         )
-        self._log.emit(
-            "start",
-            world=group.size,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            threads=torch.get_num_threads(),
-            strategy=strategy.to_line(),
-        )
+        self._meter.start(world=group.size, threads=torch.get_num_threads(), strategy=strategy.to_line())
         for line in self._mesh.picture():
             self.print(f"argosy: {line}")
         for name, fields in group.findings():
@@ -128,6 +122,15 @@ class Fleet:
     def steps(self) -> int:
         """How many steps the optimizer has made; after `fleet.load`, those before the checkpoint included."""
         return self._steps.total
+
+    def staleness(self) -> Staleness | None:
+        """How old gradients were when servers applied them, and how many came late, so far; None without servers.
+
+        >>> import tempfile, argosy
+        >>> argosy.init(run_folder=tempfile.mkdtemp()).staleness() is None
+        True
+        """
+        return self._served.staleness() if self._served is not None else None
 
     def distribute(self, *parts: Any) -> Any:
         """Make models, optimizers and DataLoaders part of the job; they come back in the order they were given.
@@ -359,6 +362,8 @@ class Fleet:
         if self._progress is not None:
             self._progress.close()
         self._warned.close()
+        if self._served is not None and self.is_first and not failed:
+            self._served.tell_staleness(self._log.emit)
         self._meter.end("failed" if failed else "done")
 
     def _named_models(self, parts: tuple[Any, ...]) -> list[nn.Module]:
@@ -374,7 +379,7 @@ class Fleet:
             self._tables.add_model(part)
             self._training.add_model(part, len(self._distributed))
         elif isinstance(part, DataLoader):
-            loader = self._loader(part)
+            loader = self._loaders.make(part, len(self._distributed))
             self._training.add_loader(loader)
             check_agreement("the data", loader.outline(), self._group)
             self._log.emit("batches", arithmetic=loader.arithmetic)
@@ -387,14 +392,6 @@ class Fleet:
             )
         return part
 
-    def _loader(self, loader: DataLoader[Any]) -> Loader | LeasedLoader:
-        config = self.strategy.part(BatchConfig)
-        if self._served is not None and self._served.has_leases:
-            return self._served.loader(loader, config, self._cursor, len(self._distributed))
-
-        def told(shares: list[int]) -> None:
-            self._log.emit("shares", samples=shares)
-            self.print(f"argosy: samples of a step by worker: {' + '.join(map(str, shares))} (balance=true)")
-
-        reader = self._mesh.reader(self.rank)
-        return Loader(loader, config, self._mesh.readers, reader, self._cursor, self._group.all_numbers, told)
+    def _tell_shares(self, shares: list[int]) -> None:
+        self._log.emit("shares", samples=shares)
+        self.print(f"argosy: samples of a step by worker: {' + '.join(map(str, shares))} (balance=true)")

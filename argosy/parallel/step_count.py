@@ -44,7 +44,9 @@ class StepCount:
             return
         self._counted, self._counting = at, optimizer
         self._cursor.mean_loss = None
+        pushed, self._cursor.pushed = self._cursor.pushed, None
         if at is None:
-            self._meter.step(epoch=0, batch=self._meter.steps, batches=0, samples=0, loss=loss)
+            self._meter.step(epoch=0, batch=self._meter.steps, batches=0, samples=0, loss=loss, pushed=pushed)
         else:
-            self._meter.step(epoch=at.epoch, batch=at.step, batches=at.steps, samples=at.total, loss=loss)
+            where = {"epoch": at.epoch, "batch": at.step, "batches": at.steps, "samples": at.total}
+            self._meter.step(**where, loss=loss, pushed=pushed)

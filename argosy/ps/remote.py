@@ -50,6 +50,10 @@ class RemoteStore(Store):
         """The rows as they are after the steps that this mode waits for."""
         return self.finish_pull(table, ids, self._start_pull(table, ids, ahead=0))
 
+    def look(self, table: int, ids: Tensor) -> Tensor:
+        """The rows as they are now, with what this worker has done; in `sync`, with what all have."""
+        return self.finish_pull(table, ids, self._ask(table, ids, self._loose_gate()))
+
     def start_pull(self, table: int, ids: Tensor) -> int | None:
         """Ask for the rows of the next step, unless they will depend on this one."""
         return self._start_pull(table, ids, ahead=1) if self.looks_ahead else None
@@ -90,6 +94,11 @@ class RemoteStore(Store):
         """Leave a step to the others: it is over. Servers do not wait for a step that they have applied."""
         self._sent += 1
 
+    def rest(self) -> None:
+        """Nobody is to wait for this worker until it asks for rows or parameters again."""
+        if self._mode.kind == "ssp":
+            self._client.rest(self._timeout)
+
     def settle(self) -> None:
         """Send what is held, and wait until all of it is applied."""
         if self._steps_held:
@@ -116,9 +125,9 @@ class RemoteStore(Store):
             gradient, pulled = before[0] + gradient, before[2]
         self._held_vectors[number] = gradient, lr_factor, pulled
 
-    def pull_vector(self, number: int, numbers: int) -> Tensor:
-        """A vector as it is after the steps that this mode waits for."""
-        out, (own, everybody) = torch.empty(numbers), self._gate(0)
+    def pull_vector(self, number: int, numbers: int, *, in_step: bool = True) -> Tensor:
+        """A vector as it is after the steps that this mode waits for; between loops nobody is waited for."""
+        out, (own, everybody) = torch.empty(numbers), self._gate(0) if in_step else self._loose_gate()
         started = [(self._client.start_pull_range(place, own, everybody), part) for place, part in self._ranges(number)]
         for ticket, part in started:
             self._client.finish_pull(ticket, out[part].data_ptr(), self._timeout)
@@ -150,8 +159,15 @@ class RemoteStore(Store):
                 return self._sent, max(0, self._sent + ahead - self._mode.number)
         return self._sent, 0
 
+    def _loose_gate(self) -> tuple[int, int]:
+        """The same for a look that no step is made from: who is ahead must not wait for one who makes no more steps."""
+        return (0, self._sent) if self._mode.kind == "sync" else (self._sent, 0)
+
     def _start_pull(self, table: int, ids: Tensor, ahead: int) -> int:
-        own, everybody = self._gate(ahead)
+        return self._ask(table, ids, self._gate(ahead))
+
+    def _ask(self, table: int, ids: Tensor, gate: tuple[int, int]) -> int:
+        own, everybody = gate
         ids = ids.contiguous()
         return self._client.start_pull(table, ids.data_ptr(), len(ids), own, everybody, distinct=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -22,6 +23,7 @@ from argosy.ps.config import PsConfig
 from argosy.ps.geo import GeoStore
 from argosy.ps.joining import join_servers
 from argosy.ps.remote import RemoteStore
+from argosy.ps.staleness import Staleness
 from argosy.ps.store import Store
 
 
@@ -77,12 +79,29 @@ class Served:
         assert self._meetings is not None
         add_up(tensor, self._meetings, self._job.world)
 
-    def loader(self, script: DataLoader[Any], config: BatchConfig, cursor: Cursor, number: int) -> LeasedLoader:
+    def staleness(self) -> Staleness:
+        """How old gradients were so far."""
+        return Staleness.of(self.remote.stats())
+
+    def tell_staleness(self, emit: Callable[..., None]) -> None:
+        """The same as an event, if servers are there to ask."""
+        with suppress(PsError):  # why one is gone, its own end says
+            told = self.staleness()
+            emit("staleness", median=told.median, most=told.most, ages=told.ages, late=told.late)
+
+    def loader(
+        self, script: DataLoader[Any], config: BatchConfig, cursor: Cursor, number: int, emit: Callable[..., None]
+    ) -> LeasedLoader:
         """A loader whose samples are taken by lease. `number` tells it from the job's other loaders."""
         assert self._queues is not None
         name, world = f"samples/{self._generation}/{number}", self._job.world
         settle, samples = self.store.settle, self._config.lease_samples
-        return LeasedLoader(script, config, world, cursor, self._queues, name, settle, samples)
+
+        def rest() -> None:
+            emit("rest")
+            self.remote.rest()
+
+        return LeasedLoader(script, config, world, cursor, self._queues, name, settle, samples, rest)
 
 
 def _leave(client: PsClient, store: Store, timeout_seconds: float) -> None:

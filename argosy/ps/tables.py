@@ -2,10 +2,17 @@
 
 When the optimizer steps, every embedding's gradients are pushed, then those of dense parameters if servers have them,
 and the step is done. When the loader has the next batch at hand, rows that it will need are asked for (`ahead.py`).
+
+[Note: who was where]
+A `step` event has two times: `pushed`, just before the servers are told that this worker has done the step, and the
+event's own, when the parameters of its next step have come. So from the events of all workers it can be told, on one
+host's clock, that nobody began a step before the others had come as far as the mode wants: nobody's own time is before
+the `pushed` that it waited for. A worker that waits for samples, which nobody waits for, writes `rest` first.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -98,7 +105,7 @@ class Tables:
             self._dense = dense = ServedParameters(optimizer, self._served.remote, self._group)
             self._leaving.callback(optimizer.register_step_post_hook(lambda *_: dense.pull()).remove)
             if self._served.has_leases:
-                self._cursor.between_loops.append(dense.pull)
+                self._cursor.between_loops.append(dense.look)
         self._leaving.callback(optimizer.register_step_pre_hook(self._push).remove)
 
     @property
@@ -130,6 +137,7 @@ class Tables:
             embedding.push(discard=empty)
         if self._dense is not None:
             self._dense.push()
+        self._cursor.pushed = time.time()  # before servers can know it: see [Note: who was where]
         self._store.done(float(self._cursor.samples))
 
     def _look_ahead(self, batch: Any, coming: Any) -> None:

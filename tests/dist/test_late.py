@@ -15,7 +15,7 @@ WORKERS, STEPS = 3, 80
 @pytest.mark.parametrize("servers", [1, 2])
 def test_a_worker_that_was_late_takes_part_again(tmp_path: Path, servers: int) -> None:
     sizes = ["--workers", str(WORKERS), "--servers", str(servers), "--threads", "1"]
-    succeed([*ARGOSY, "run", *sizes, "--strategy", "ps=sync aggregate=2", SCRIPT, tmp_path])
+    done = succeed([*ARGOSY, "run", *sizes, "--strategy", "ps=sync aggregate=2", SCRIPT, tmp_path])
     told = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(WORKERS)]
     applied, sent = told[0]["applied"], [set(each["sent"]) for each in told]
     for each in told:
@@ -32,6 +32,8 @@ def test_a_worker_that_was_late_takes_part_again(tmp_path: Path, servers: int) -
     if servers == 1:  # with more, each has its own two of a step
         assert all(sum(who) == 2 for who in applied)
         late = told[0]["stats"][0]["late_by_client"]
+        assert f"argosy: ps: {sum(late)} gradients came late and were dropped (" in done.err
+        assert f"rank 2: {late[2]}" in done.err
         assert [len(sent[rank]) - len(by_rank[rank]) for rank in range(WORKERS)] == late
     assert all(by_rank[rank] <= sent[rank] for rank in range(WORKERS))
     assert STEPS - len(sent[2]) >= 4  # while it slept, twice, the others made steps that it then passed over

@@ -35,8 +35,9 @@ def free_port() -> int:
 
 
 def said(done: Finished) -> list[str]:
-    """What the launcher told, but for its first line."""
-    return [line.removeprefix("argosy: ") for line in done.err.splitlines() if line.startswith("argosy: ")][1:]
+    """What the launcher told, but for its first line and what servers have counted."""
+    told = [line.removeprefix("argosy: ") for line in done.err.splitlines() if line.startswith("argosy: ")][1:]
+    return [line for line in told if not line.startswith("ps: ")]
 
 
 def trained(folder: Path, rank: int) -> list[tuple[int, int]]:
