@@ -68,8 +68,12 @@ class LeasedLoader:
         settle: Callable[[], None],
         lease_samples: int | None = None,
         rest: Callable[[], None] = lambda: None,
+        steps_sent: int = 1,
     ) -> None:
-        """`rest` is called before this worker waits for samples that others hold, who are then not to wait for it."""
+        """`rest` is called before this worker waits for samples that others hold, who are then not to wait for it.
+
+        `steps_sent` is how many steps are sent together: a range is some times as many, as each ends with `settle`.
+        """
         refuse_unusable(loader)
         batches = cast(BatchSampler, loader.batch_sampler)
         if type(batches) is not BatchSampler:
@@ -82,7 +86,8 @@ class LeasedLoader:
         self._script, self._cursor, self._workers = loader, cursor, workers
         self._queues, self._name, self._settle, self._rest = queues, name, settle, rest
         self._batch, self._drop_last = batches.batch_size, batches.drop_last
-        self._largest = -(-(lease_samples or RANGE_BATCHES * self._batch) // self._batch) * self._batch
+        usual = -(-RANGE_BATCHES // steps_sent) * steps_sent * self._batch
+        self._largest = -(-(lease_samples or usual) // self._batch) * self._batch
         self._plan = Plan(loader, config, workers=1, rank=0)  # who trains a batch is not planned
         self._sampler = _RangeSampler(self._batch)
         self._inner = with_batch_sampler(loader, self._sampler)

@@ -36,7 +36,7 @@ class Served:
         self.client = client
         self.remote = RemoteStore(client, job.servers, config.consistency(), timeout_seconds)
         steps = config.consistency().number if config.consistency().kind == "geo" else 0
-        self.geo = GeoStore(self.remote, steps) if steps else None
+        self.geo = GeoStore(self.remote, steps, job.world) if steps else None
         self._job, self._config = job, config
         self._queues: LeaseClient | None = None
         self._meetings: Meetings | None = None
@@ -101,7 +101,8 @@ class Served:
             emit("rest")
             self.remote.rest()
 
-        return LeasedLoader(script, config, world, cursor, self._queues, name, settle, samples, rest)
+        sent = self._config.steps_sent
+        return LeasedLoader(script, config, world, cursor, self._queues, name, settle, samples, rest, sent)
 
 
 def _leave(client: PsClient, store: Store, timeout_seconds: float) -> None:
