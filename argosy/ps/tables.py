@@ -1,7 +1,13 @@
 """The tables of a job: the embeddings of its models, tied to the steps of its optimizer.
 
 When the optimizer steps, every embedding's gradients are pushed, then those of dense parameters if servers have them,
-and the step is done. When the loader has the next batch at hand, rows that it will need are asked for (`ahead.py`).
+and the step is done. If the loader has the next batch at hand, rows that it will need are asked for (`ahead.py`).
+
+[Note: not before the push]
+The rows of the next batch are asked for when this step's gradients are sent, and come with what these have changed,
+while dense parameters come, the script goes round its loop and the loader gets the batch after that. Asked for a step
+earlier they would come for nothing, behind the whole step; but they would lack this worker's own gradients and be
+twice as old as the others': on a click log with four workers that cost 0.003 to 0.005 of AUC, and saved no time.
 
 [Note: who was where]
 A `step` event has two times: `pushed`, just before the servers are told that this worker has done the step, and the
@@ -49,6 +55,7 @@ class Tables:
         self._optimizer: Optimizer | None = None
         self._dense: ServedParameters | None = None
         self._parts: dict[Embedding, tuple[Part, Part | None]] = {}
+        self._coming: Any = None  # the batch that is trained on next
         self._leaving = ExitStack()
         if served is not None and config.gathered(group.size) and config.bears_losses(group.size):
             cursor.common = self
@@ -139,16 +146,21 @@ class Tables:
             self._dense.push()
         self._cursor.pushed = time.time()  # before servers can know it: see [Note: who was where]
         self._store.done(float(self._cursor.samples))
+        self._ask_ahead()
 
     def _look_ahead(self, batch: Any, coming: Any) -> None:
-        """The next batch is at hand: ask for the rows that it needs, if they are where those of `batch` were."""
+        """The batch after the next one is at hand; embeddings find its ids where those of `batch` were."""
+        self._coming = coming
         for embedding in self._embeddings:
-            if embedding not in self._parts:
-                found = embedding.ahead.parts(batch)
-                if found is None:
-                    continue
+            if embedding not in self._parts and (found := embedding.ahead.parts(batch)) is not None:
                 self._parts[embedding] = found
-            place, at = self._parts[embedding]
+
+    def _ask_ahead(self) -> None:
+        """Ask for the rows of the next batch, if it is at hand. See [Note: not before the push]."""
+        coming, self._coming = self._coming, None
+        if coming is None:
+            return
+        for embedding, (place, at) in self._parts.items():
             ids, offsets = place.of(coming), at.of(coming) if at is not None else None
             if ids is not None and (at is None or offsets is not None):
                 embedding.prefetch(ids, offsets)
