@@ -28,8 +28,7 @@ def test_a_worker_that_was_late_takes_part_again(tmp_path: Path, servers: int) -
         # Each worker's gradients are of as many steps as it was given batches for, and two of a step count.
         assert server["late_dropped"] == sum(map(len, sent)) - 2 * STEPS == sum(server["late_by_client"])
     by_rank = [{step for step in range(STEPS) if applied[step][rank]} for rank in range(WORKERS)]
-    assert all(sum(who) <= 2 for who in applied)
-    if servers == 1:  # with more, each has its own two of a step
+    if servers == 1:  # with more, each has its own two of a step, and an id is on one of them
         assert all(sum(who) == 2 for who in applied)
         late = told[0]["stats"][0]["late_by_client"]
         assert f"argosy: ps: {sum(late)} gradients came late and were dropped (" in done.err
