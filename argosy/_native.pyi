@@ -582,8 +582,9 @@ class PsServer:
         """What was counted.
 
         `clocks` of clients, `version` (steps that were gathered and applied), `global_step`, `lost`; `late_dropped`
-        (steps of clients that came too late), `late_pushes` and `late_rows` of these; `staleness`: how many pushes were
-        made 0, 1, ... 64 or more steps of other clients after their pull; `tables` and `ranges`, each with number and
+        (steps of clients that came too late), `late_by_client`, `late_pushes` and `late_rows` of these; `staleness`:
+        how many pushes were made 0, 1, ... 64 or more steps of other clients after their pull, and `stalest`, the most
+        such steps; `tables` and `ranges`, each with number and
         counts; `not_finite`, `requests`, `refused`, `repeated`, `dropped_connections`, `bytes_in` and `bytes_out` of
         sockets, `shared_bytes`.
         """
@@ -706,6 +707,9 @@ class PsClient:
     def leave(self, timeout_seconds: float = 60.0) -> None:
         """Tell all servers that nobody is to wait for this client any more."""
 
+    def rest(self, timeout_seconds: float = 60.0) -> None:
+        """Tell all servers that nobody is to wait for this client until it goes on."""
+
     def end_day(self, table: int, decay: float) -> None: ...
     def shrink(self, table: int, score_below: float = 0.0, unseen_days: int = 0, click_weight: float = 0.0) -> int:
         """Remove rows on all servers, as Table.shrink does; return how many."""
@@ -723,6 +727,10 @@ class PsClient:
     @property
     def global_step(self) -> int:
         """The steps that servers had applied when they last answered: what learning-rate schedules count."""
+
+    @property
+    def steps_over(self) -> int:
+        """The steps that every server had applied when it last answered."""
 
     @property
     def bytes_sent(self) -> int: ...

@@ -6,15 +6,13 @@ Thin: it wires the parts together and passes calls on. Where each part's work is
 from __future__ import annotations
 
 import atexit
-import os
-import socket
 import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +25,11 @@ from argosy.checkpoint.roles import roles
 from argosy.comm.agree import check_agreement
 from argosy.comm.config import CommConfig
 from argosy.comm.group import Group, SoloGroup
-from argosy.comm.mean import weighted_mean
+from argosy.comm.mean import Value, mean_of
 from argosy.comm.second import join_second
 from argosy.control.job import Job
 from argosy.data.batches import BatchConfig
 from argosy.data.cursor import Cursor
-from argosy.data.leased import LeasedLoader
-from argosy.data.loader import Loader
 from argosy.observe.channel import Channel
 from argosy.observe.events import EventLog
 from argosy.observe.folder import events_file
@@ -46,11 +42,11 @@ from argosy.parallel.step_count import StepCount
 from argosy.parallel.training import Training
 from argosy.parallel.training_config import TrainingConfig
 from argosy.ps.config import PsConfig
+from argosy.ps.loaders import Loaders
 from argosy.ps.served import Served
+from argosy.ps.staleness import Staleness
 from argosy.ps.tables import Tables
 from argosy.strategy import Strategy
-
-Value = TypeVar("Value", float, Tensor)
 
 
 class Fleet:
@@ -76,6 +72,9 @@ class Fleet:
         # What servers step, workers train alone: nothing is reduced between them.
         apart = served is not None and strategy.dense == "server"
         self._tables = Tables(served, strategy.part(PsConfig), group, self._cursor)
+        self._loaders = Loaders(
+            strategy.part(BatchConfig), self._cursor, self._mesh, group, served, self._tell_shares, self._log.emit
+        )
         self._training = Training(
             strategy.part(TrainingConfig),
             Mesh.of(Sizes(), [0]) if apart else self._mesh,
@@ -92,14 +91,7 @@ class Fleet:
             strategy.to_line(),
             self._training,
         )
-        self._log.emit(
-            "start",
-            world=group.size,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            threads=torch.get_num_threads(),
-            strategy=strategy.to_line(),
-        )
+        self._meter.start(world=group.size, threads=torch.get_num_threads(), strategy=strategy.to_line())
         for line in self._mesh.picture():
             self.print(f"argosy: {line}")
         for name, fields in group.findings():
@@ -130,6 +122,15 @@ class Fleet:
     def steps(self) -> int:
         """How many steps the optimizer has made; after `fleet.load`, those before the checkpoint included."""
         return self._steps.total
+
+    def staleness(self) -> Staleness | None:
+        """How old gradients were when servers applied them, and how many came late, so far; None without servers.
+
+        >>> import tempfile, argosy
+        >>> argosy.init(run_folder=tempfile.mkdtemp()).staleness() is None
+        True
+        """
+        return self._served.staleness() if self._served is not None else None
 
     def distribute(self, *parts: Any) -> Any:
         """Make models, optimizers and DataLoaders part of the job; they come back in the order they were given.
@@ -239,17 +240,15 @@ class Fleet:
         Workers are weighted by samples: inside the loop over a distributed loader by those of the batch in hand, so
         that the mean of a loss is what one process would have computed; after the loop by all that the worker saw in
         it, so that the mean of its accuracy is right too. Before any loop they count the same. `weight` says otherwise:
-        an evaluation inside the training loop gives the samples it has seen. A worker of weight zero is left out.
+        an evaluation inside the training loop gives the samples it has seen. A worker of weight zero is left out; so is
+        one that was lost, if the job goes on without it.
 
         >>> import tempfile, argosy
         >>> argosy.init(run_folder=tempfile.mkdtemp()).mean(2.5)
         2.5
         """
-        mean = weighted_mean(value, self._cursor.weight if weight is None else weight, self._group)
-        if isinstance(value, Tensor):
-            kind = value.dtype if value.dtype.is_floating_point else torch.get_default_dtype()
-            return mean.to(value.device, kind)
-        return float(mean)
+        add_up = self._served.add_up if self._served is not None and self._served.meets else self._group.all_reduce
+        return mean_of(value, self._cursor.weight if weight is None else weight, add_up)
 
     def print(self, *values: Any, **options: Any) -> None:
         """`print`, on the first worker only.
@@ -363,6 +362,8 @@ class Fleet:
         if self._progress is not None:
             self._progress.close()
         self._warned.close()
+        if self._served is not None and self.is_first and not failed:
+            self._served.tell_staleness(self._log.emit)
         self._meter.end("failed" if failed else "done")
 
     def _named_models(self, parts: tuple[Any, ...]) -> list[nn.Module]:
@@ -378,7 +379,7 @@ class Fleet:
             self._tables.add_model(part)
             self._training.add_model(part, len(self._distributed))
         elif isinstance(part, DataLoader):
-            loader = self._loader(part)
+            loader = self._loaders.make(part, len(self._distributed))
             self._training.add_loader(loader)
             check_agreement("the data", loader.outline(), self._group)
             self._log.emit("batches", arithmetic=loader.arithmetic)
@@ -391,14 +392,6 @@ class Fleet:
             )
         return part
 
-    def _loader(self, loader: DataLoader[Any]) -> Loader | LeasedLoader:
-        config = self.strategy.part(BatchConfig)
-        if self._served is not None and self._served.has_leases:
-            return self._served.loader(loader, config, self._cursor, len(self._distributed))
-
-        def told(shares: list[int]) -> None:
-            self._log.emit("shares", samples=shares)
-            self.print(f"argosy: samples of a step by worker: {' + '.join(map(str, shares))} (balance=true)")
-
-        reader = self._mesh.reader(self.rank)
-        return Loader(loader, config, self._mesh.readers, reader, self._cursor, self._group.all_numbers, told)
+    def _tell_shares(self, shares: list[int]) -> None:
+        self._log.emit("shares", samples=shares)
+        self.print(f"argosy: samples of a step by worker: {' + '.join(map(str, shares))} (balance=true)")

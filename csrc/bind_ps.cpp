@@ -222,6 +222,8 @@ void bind_pushes(nb::class_<Client>& type) {
       .def(
           "leave", [](Client& c, double timeout) { c.get().leave(timeout); }, "timeout_seconds"_a = 60.0, NoGil())
       .def(
+          "rest", [](Client& c, double timeout) { c.get().rest(timeout); }, "timeout_seconds"_a = 60.0, NoGil())
+      .def(
           "set_rows",
           [](Client& c, std::uint32_t table, Address ids, std::size_t count, Address values) {
             c.get().set_rows(table, at<std::int64_t>(ids), count, at<float>(values));
@@ -273,6 +275,7 @@ void bind_rest(nb::class_<Client>& type) {
           "server"_a = 0)
       .def("close", &Client::close)
       .def_prop_ro("global_step", [](const Client& c) { return c.get().global_step(); })
+      .def_prop_ro("steps_over", [](const Client& c) { return c.get().steps_over(); })
       .def_prop_ro("bytes_sent", [](const Client& c) { return c.get().bytes_sent(); })
       .def_prop_ro("bytes_received", [](const Client& c) { return c.get().bytes_received(); })
       .def_prop_ro("shared", [](const Client& c) { return c.get().shared(); });

@@ -75,6 +75,7 @@ class PsClient {
   void done(std::uint64_t step, double weight);
   void flush(double timeout_seconds);  // until all is acknowledged
   void leave(double timeout_seconds);
+  void rest(double timeout_seconds);
 
   void set_rows(std::uint32_t table, const std::int64_t* ids, std::size_t count, const float* values);
   void set_range(std::uint32_t number, const float* values);
@@ -84,6 +85,7 @@ class PsClient {
   std::string stats(std::uint32_t server);
 
   std::uint64_t global_step() const { return post_->global_step(); }
+  std::uint64_t steps_over() const { return post_->steps_over(); }
   std::uint64_t bytes_sent() const { return post_->bytes_sent(); }
   std::uint64_t bytes_received() const { return post_->bytes_received(); }
   std::vector<bool> shared() const { return shared_; }  // where the memory could be mapped
@@ -129,6 +131,7 @@ class PsClient {
 
   PsHead head(PsKind kind, std::uint32_t number = 0) const;
   PsRequestPtr make(const PsHead& head) const;
+  void tell_all(PsKind kind, double timeout_seconds);
   void send(std::size_t lane, const PsRequestPtr& request);
   PsRequestPtr ask(std::uint32_t server, const PsRequestPtr& request);  // on the push lane, and waits
   PsRequestPtr make_with(const PsHead& head, const void* payload, std::size_t bytes);

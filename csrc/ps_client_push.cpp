@@ -195,10 +195,14 @@ void PsClient::flush(double timeout_seconds) {
   post_->throw_late_error();
 }
 
-void PsClient::leave(double timeout_seconds) {
+void PsClient::leave(double timeout_seconds) { tell_all(PsKind::leave, timeout_seconds); }
+
+void PsClient::rest(double timeout_seconds) { tell_all(PsKind::rest, timeout_seconds); }
+
+void PsClient::tell_all(PsKind kind, double timeout_seconds) {
   const Deadline deadline = after(timeout_seconds);
   for (std::size_t server = 0; server < servers_; ++server) {
-    const PsRequestPtr request = make(head(PsKind::leave));
+    const PsRequestPtr request = make(head(kind));
     send(2 * server + 1, request);
     post_->wait(2 * server + 1, request, deadline);
   }

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <system_error>
 
 #include "crc32c.h"
@@ -216,9 +217,7 @@ void PsPost::end_answer(std::size_t number) {
     request->error = told(number, *request) + ": the answer has " + std::to_string(lane.reply.length) + " bytes, not " +
                      std::to_string(request->into_bytes);
   }
-  std::uint64_t seen = global_step_;
-  while (seen < lane.reply.global_step && !global_step_.compare_exchange_weak(seen, lane.reply.global_step)) {
-  }
+  lane.global_step = std::max(lane.global_step.load(), lane.reply.global_step);  // only this thread writes it
   bool was_sent;
   {
     const std::lock_guard lock(mutex_);
@@ -290,6 +289,20 @@ void PsPost::wait(std::size_t lane, const PsRequestPtr& request, Clock::time_poi
 void PsPost::wait_for_window(std::size_t lane, std::size_t most, Clock::time_point deadline) {
   std::unique_lock lock(mutex_);
   wait_until(lock, lane, called(lane) + ", pushes", deadline, [&] { return lanes_[lane]->quiet < most; });
+}
+
+std::uint64_t PsPost::global_step() const {
+  std::uint64_t furthest = 0;
+  for (const auto& lane : lanes_) furthest = std::max(furthest, lane->global_step.load());
+  return furthest;
+}
+
+std::uint64_t PsPost::steps_over() const {
+  std::uint64_t over = std::numeric_limits<std::uint64_t>::max();
+  for (std::size_t lane = 0; lane + 1 < lanes_.size(); lane += 2) {
+    over = std::min(over, std::max(lanes_[lane]->global_step.load(), lanes_[lane + 1]->global_step.load()));
+  }
+  return over;
 }
 
 void PsPost::throw_late_error() {

@@ -68,7 +68,8 @@ class PsPost {
   // Throws what a quiet request came to, once.
   void throw_late_error();
 
-  std::uint64_t global_step() const { return global_step_; }
+  std::uint64_t global_step() const;  // the furthest server's
+  std::uint64_t steps_over() const;   // the last server's: of so many steps none waits for anybody
   std::uint64_t bytes_sent() const { return bytes_sent_; }
   std::uint64_t bytes_received() const { return bytes_received_; }
   std::size_t lanes() const { return lanes_.size(); }
@@ -85,6 +86,7 @@ class PsPost {
     std::string lost;  // why nothing can be sent any more
     // What is received: first the head, then the payload of the first in the queue.
     PsReply reply;
+    std::atomic<std::uint64_t> global_step = 0;  // what it last told
     std::size_t in_done = 0;
     std::uint32_t in_crc = 0;
     std::byte* in_place = nullptr;
@@ -110,7 +112,7 @@ class PsPost {
   std::condition_variable changed_;
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::unique_ptr<PsError> late_error_;
-  std::atomic<std::uint64_t> global_step_ = 0, bytes_sent_ = 0, bytes_received_ = 0;
+  std::atomic<std::uint64_t> bytes_sent_ = 0, bytes_received_ = 0;
   std::atomic<bool> stopping_ = false;
   int wake_fd_ = -1;
   std::thread thread_;

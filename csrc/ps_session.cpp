@@ -101,17 +101,8 @@ bool PsSession::handle(const PsHead& head) {
     case PsKind::attach:
       return attach(head);
     case PsKind::create_table:
-    case PsKind::create_range: {
-      TableConfig config;
-      std::memcpy(&config, receive_payload(head), sizeof config);
-      if (head.kind == PsKind::create_table) {
-        core_.tables.create_table(head.number, config);
-      } else {
-        answer_bytes(head);
-        core_.tables.create_range(head.number, config, head.count);
-      }
-      return answer(head);
-    }
+    case PsKind::create_range:
+      return create(head);
     case PsKind::pull_rows:
       return pull_rows(head);
     case PsKind::push_rows:
@@ -128,14 +119,9 @@ bool PsSession::handle(const PsHead& head) {
       return answer(head);
     }
     case PsKind::done:
-      if (!(head.weight >= 0) || std::isinf(head.weight)) {
-        throw PsRefusal(PsWrong::malformed, describe(head) + ": its weight is " + std::to_string(head.weight));
-      }
-      core_.steps.done(client_, head.sequence, head.weight);
-      return answer(head);
     case PsKind::leave:
-      core_.steps.leave(client_);
-      return answer(head);
+    case PsKind::rest:
+      return mark_step(head);
     case PsKind::stats: {
       const std::string text = core_.json();
       return answer(head, reinterpret_cast<const std::byte*>(text.data()), text.size());
@@ -151,6 +137,33 @@ bool PsSession::handle(const PsHead& head) {
       return scan(head);
   }
   return false;  // payload_bytes lets no other kind pass
+}
+
+bool PsSession::create(const PsHead& head) {
+  TableConfig config;
+  std::memcpy(&config, receive_payload(head), sizeof config);
+  if (head.kind == PsKind::create_table) {
+    core_.tables.create_table(head.number, config);
+  } else {
+    answer_bytes(head);
+    core_.tables.create_range(head.number, config, head.count);
+  }
+  return answer(head);
+}
+
+// Where the client is: it has done a step, rests, or has left.
+bool PsSession::mark_step(const PsHead& head) {
+  if (head.kind == PsKind::leave) {
+    core_.steps.leave(client_);
+  } else if (head.kind == PsKind::rest) {
+    core_.steps.rest(client_);
+  } else {
+    if (!(head.weight >= 0) || std::isinf(head.weight)) {
+      throw PsRefusal(PsWrong::malformed, describe(head) + ": its weight is " + std::to_string(head.weight));
+    }
+    core_.steps.done(client_, head.sequence, head.weight);
+  }
+  return answer(head);
 }
 
 // The place that a head names in the client's memory. It may be changed by the client at any time, also while it is

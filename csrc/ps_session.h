@@ -58,6 +58,8 @@ class PsSession {
   bool refuse(const PsHead& head, PsWrong wrong, const std::string& text);
 
   bool attach(const PsHead& head);
+  bool create(const PsHead& head);
+  bool mark_step(const PsHead& head);
   bool pull_rows(const PsHead& head);
   bool pull_range(const PsHead& head);
   bool push_rows(const PsHead& head);

@@ -52,6 +52,12 @@ void PsSteps::leave(std::uint32_t client) {
   changed_.notify_all();
 }
 
+void PsSteps::rest(std::uint32_t client) {
+  const std::lock_guard lock(mutex_);
+  clients_.at(client).rests = true;
+  changed_.notify_all();
+}
+
 void PsSteps::stop() {
   const std::lock_guard lock(mutex_);
   stopped_ = true;
@@ -61,7 +67,8 @@ void PsSteps::stop() {
 bool PsSteps::open_to(const Client& client, std::uint64_t own, std::uint64_t all) const {
   if (client.clock < own) return false;
   if (gathers()) return version_ >= all;
-  return std::all_of(clients_.begin(), clients_.end(), [all](const Client& c) { return c.gone() || c.clock >= all; });
+  return std::all_of(clients_.begin(), clients_.end(),
+                     [all](const Client& c) { return c.gone() || c.rests || c.clock >= all; });
 }
 
 // Whether the next step to be closed still can be: by those who have done it, and those who may yet.
@@ -85,7 +92,8 @@ std::string PsSteps::who_is_gone() const {
 
 bool PsSteps::wait(std::uint32_t client, std::uint64_t own, std::uint64_t all, const std::function<bool()>& gone) {
   std::unique_lock lock(mutex_);
-  const Client& who = clients_.at(client);
+  Client& who = clients_.at(client);
+  who.rests = false;
   while (!open_to(who, own, all)) {
     if (stopped_ || who.gone()) return false;
     if (gathers() && version_ < all && !can_close()) {
@@ -117,6 +125,7 @@ void PsSteps::mark(std::uint32_t client, bool range, std::uint32_t number, std::
 void PsSteps::count_staleness_of(std::uint64_t now, std::uint64_t basis) {
   const std::uint64_t steps = now - std::min(now, basis);
   ++staleness_[std::min<std::uint64_t>(steps, kStaleness - 1)];
+  stalest_ = std::max(stalest_, steps);
 }
 
 void PsSteps::count_staleness(std::uint32_t client, std::uint64_t basis) {
@@ -129,10 +138,11 @@ void PsSteps::gather(std::uint32_t client, PsGathered push) {
   clients_.at(client).open.push_back(std::move(push));
 }
 
-void PsSteps::drop(const std::vector<PsGathered>& pushes) {
+void PsSteps::drop(const PsContribution& late) {
   ++late_steps_;
-  late_pushes_ += pushes.size();
-  for (const PsGathered& push : pushes) {
+  ++clients_[late.client].late;
+  late_pushes_ += late.pushes.size();
+  for (const PsGathered& push : late.pushes) {
     if (push.table != nullptr) late_rows_ += push.count;
   }
 }
@@ -143,14 +153,15 @@ void PsSteps::done(std::uint32_t client, std::uint64_t step, double weight) {
   if (who.gone()) return;
   if (step < who.clock) return;          // told again
   who.clock = std::max(step + 1, step);  // the last number has no next
+  who.rests = false;
   ++who.dones;
   ++dones_;
   if (gathers()) {
-    std::vector<PsGathered> pushes = std::exchange(who.open, {});
+    PsContribution part = {client, weight, std::exchange(who.open, {})};
     if (step < closed_) {
-      drop(pushes);
+      drop(part);
     } else {
-      pending_[step].push_back({client, weight, std::move(pushes)});
+      pending_[step].push_back(std::move(part));
       apply_complete(lock);
     }
   }
@@ -163,7 +174,7 @@ void PsSteps::apply_complete(std::unique_lock<std::mutex>& lock) {
     std::vector<PsContribution> parts = std::move(pending_.begin()->second);
     pending_.erase(pending_.begin());
     ++closed_;
-    for (; parts.size() > aggregate_; parts.pop_back()) drop(parts.back().pushes);
+    for (; parts.size() > aggregate_; parts.pop_back()) drop(parts.back());
     for (const PsContribution& part : parts) {
       for (const PsGathered& push : part.pushes) count_staleness_of(version_, push.basis);
     }
@@ -212,12 +223,16 @@ std::vector<std::uint32_t> PsSteps::lost() const {
 std::string PsSteps::json() const {
   const std::vector<std::uint32_t> gone = lost();
   const std::lock_guard lock(mutex_);
-  std::vector<std::uint64_t> clocks;
-  for (const Client& client : clients_) clocks.push_back(client.clock);
+  std::vector<std::uint64_t> clocks, late;
+  for (const Client& client : clients_) {
+    clocks.push_back(client.clock);
+    late.push_back(client.late);
+  }
   return "\"clocks\":" + json_list(clocks) + ",\"version\":" + std::to_string(version_) +
          ",\"global_step\":" + std::to_string(step_of_all()) + ",\"lost\":" + json_list(gone) +
          ",\"late_dropped\":" + std::to_string(late_steps_) + ",\"late_pushes\":" + std::to_string(late_pushes_) +
-         ",\"late_rows\":" + std::to_string(late_rows_) + ",\"staleness\":" + json_list(staleness_);
+         ",\"late_rows\":" + std::to_string(late_rows_) + ",\"late_by_client\":" + json_list(late) +
+         ",\"staleness\":" + json_list(staleness_) + ",\"stalest\":" + std::to_string(stalest_);
 }
 
 }  // namespace argosy

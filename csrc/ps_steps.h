@@ -4,7 +4,8 @@
 // A client's clock is the number of steps that it has done. A pull names two numbers and waits for both: `own`, which
 // this client's clock must have reached, and `all`, which every client's clock must have reached, or, where pushes are
 // gathered, the number of steps that were applied (the version). A client that has left or is lost counts as infinitely
-// far ahead. All consistencies are made of this: see docs/design/0008-parameter-server.md.
+// far ahead; so does one that rests, which has no samples to train on, until it goes on. All consistencies are made of
+// this: see docs/design/0008-parameter-server.md.
 //
 // [Note: gathered steps]
 // With `aggregate` > 0 a client's pushes are kept until it has done the step. As soon as so many clients have done it,
@@ -40,6 +41,8 @@ class PsSteps {
   // A connection ends: the client is lost, if it has not left before, and not joined anew since.
   void ended(std::uint32_t client, std::uint64_t visit);
   void leave(std::uint32_t client);
+  // Until it waits at the gate again, or has done another step.
+  void rest(std::uint32_t client);
   void stop();  // all waits end
 
   // Waits at the gate. Throws PsRefusal(too_few) if it cannot open any more; returns false if `gone` says, or `stop`
@@ -66,7 +69,8 @@ class PsSteps {
  private:
   struct Client {
     enum class State { awaited, here, left, lost } state = State::awaited;
-    std::uint64_t clock = 0, dones = 0, visit = 0;
+    std::uint64_t clock = 0, dones = 0, visit = 0, late = 0;
+    bool rests = false;
     std::map<std::pair<bool, std::uint32_t>, std::uint64_t> next_sequence;
     std::vector<PsGathered> open;  // pushes of the step that it has not done yet
 
@@ -78,7 +82,7 @@ class PsSteps {
   std::string who_is_gone() const;
   std::uint64_t basis_of(const Client& client) const;
   std::uint64_t step_of_all() const;
-  void drop(const std::vector<PsGathered>& pushes);
+  void drop(const PsContribution& late);
   void apply_complete(std::unique_lock<std::mutex>& lock);
   void count_staleness_of(std::uint64_t now, std::uint64_t basis);
 
@@ -91,7 +95,7 @@ class PsSteps {
   std::uint64_t version_ = 0, closed_ = 0;  // a step that is being applied is closed, and no version yet
   bool applying_ = false;
   std::map<std::uint64_t, std::vector<PsContribution>> pending_;  // by step, in order of arrival
-  std::uint64_t late_steps_ = 0, late_pushes_ = 0, late_rows_ = 0;
+  std::uint64_t late_steps_ = 0, late_pushes_ = 0, late_rows_ = 0, stalest_ = 0;
   std::vector<std::uint64_t> staleness_ = std::vector<std::uint64_t>(kStaleness);
 };
 

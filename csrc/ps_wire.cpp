@@ -67,7 +67,7 @@ void seal_head(Head& head, std::uint32_t payload_crc) {
 const char* name(PsKind kind) {
   constexpr const char* kNames[] = {"?",        "attach",     "create_table", "create_range", "pull_rows", "push_rows",
                                     "set_rows", "pull_range", "push_range",   "set_range",    "done",      "leave",
-                                    "stats",    "end_day",    "shrink",       "scan"};
+                                    "stats",    "end_day",    "shrink",       "scan",         "rest"};
   return kNames[kind <= PsKind::last ? static_cast<int>(kind) : 0];
 }
 
@@ -138,7 +138,7 @@ std::string describe(const PsHead& head) {
   if (of_range(head.kind)) {
     text += " of range " + std::to_string(head.number);
   } else if (head.kind != PsKind::attach && head.kind != PsKind::done && head.kind != PsKind::leave &&
-             head.kind != PsKind::stats) {
+             head.kind != PsKind::stats && head.kind != PsKind::rest) {
     text += " of table " + std::to_string(head.number);
   }
   text += " by client " + std::to_string(head.client);

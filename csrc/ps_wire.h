@@ -35,7 +35,8 @@ enum class PsKind : std::uint8_t {
   end_day,  // `decay_or_score`
   shrink,   // `decay_or_score`, `click_weight`, `unseen_days`; answer: count of rows
   scan,     // from `cursor`, at most `count` rows; answer: ids, values, state, counters, and where to go on
-  last = scan,
+  rest,     // nobody is to wait for this client until it goes on
+  last = rest,
 };
 const char* name(PsKind kind);
 

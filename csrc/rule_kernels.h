@@ -141,7 +141,10 @@ void compensate(const float* gradient, const float* value, const float* pulled, 
                 float compensation, float* __restrict out) {
   for (std::size_t i = 0; i < dim; ++i) {
     const float g = gradient[i] * scale;
-    out[i] = g + compensation * g * g * (value[i] - pulled[i]);
+    float part = compensation * g * (value[i] - pulled[i]);
+    part = part > 1 ? 1 : part;
+    part = part < -1 ? -1 : part;
+    out[i] = g + part * g;
   }
 }
 

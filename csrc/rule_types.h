@@ -25,7 +25,8 @@ struct RowKernels {
   void (*update[kRuleKinds])(const Rule& rule, const RowBatch& batch);
   // A bit for each of up to 64 gradient rows that holds a number which is not finite, scaled.
   std::uint64_t (*not_finite)(const float* const* gradients, std::size_t rows, std::size_t dim, float scale);
-  // Delay compensation: out = g + compensation * g * g * (value - pulled), with g = scale * gradient.
+  // Delay compensation: out = g + compensation * g * g * (value - pulled), with g = scale * gradient. What is added is
+  // no more than g: an estimate of the curvature may take a gradient back, and never turns it round.
   void (*compensate)(const float* gradient, const float* value, const float* pulled, std::size_t dim, float scale,
                      float compensation, float* out);
   // The initial values of a row: a function of the key, which stands for seed and id, and the column.

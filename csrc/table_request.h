@@ -17,7 +17,7 @@ struct Push {
   const std::uint32_t* shows;  // null: 1 each
   const float* clicks;         // null: 0 each
   const float* pulled;         // what the gradients were computed from, count x dim; null: no delay compensation
-  float compensation;          // g += compensation * g * g * (value now - pulled)
+  float compensation;          // g += compensation * g * g * (value now - pulled), at most g
   float scale;                 // gradients are multiplied by this
   float lr_factor;             // of the learning-rate schedule
   std::uint64_t sequence;

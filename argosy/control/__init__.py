@@ -7,7 +7,7 @@ A reader's path:
 3. `wire`         the messages that follow
 4. `coordinator`  the service that the launcher starts: who gets in, who is dropped
 5. `session`      one connection and its requests, over `table` (keys), `barriers` and `leases`, within `limits`
-6. `client`       the blocking side of it; `lease_client`, that of leases
+6. `client`       the blocking side of it; `lease_client`, that of leases; `meetings`, where those who are there meet
 7. `store`        the client as torch's `Store`
 
 `CoordinatorStore` is imported from `argosy.control.store` and not from here, because it brings torch with it, which a

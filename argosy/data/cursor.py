@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from argosy.data.pace import CommonSteps
+
 
 @dataclass(frozen=True)
 class Position:
@@ -44,6 +46,9 @@ class Cursor:
         self.meetings = 0
         self.between_loops: list[Callable[[], None]] = []
         self.coming: list[Callable[[Any, Any], None]] = []  # who wants to see batches ahead of time: see `ahead.py`
+        self.common: CommonSteps | None = None  # steps that may go on without this worker: see `pace.py`
+        self.passed = 0  # of these, how many have
+        self.pushed: float | None = None  # when servers were told of the last step: the time of day
         self.weight = 1.0
         self.loss: float | None = None
         self._losses, self._reported = 0.0, 0.0  # of batches that were added up: losses times samples, and samples

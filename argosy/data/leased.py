@@ -67,7 +67,13 @@ class LeasedLoader:
         name: str,
         settle: Callable[[], None],
         lease_samples: int | None = None,
+        rest: Callable[[], None] = lambda: None,
+        steps_sent: int = 1,
     ) -> None:
+        """`rest` is called before this worker waits for samples that others hold, who are then not to wait for it.
+
+        `steps_sent` is how many steps are sent together: a range is some times as many, as each ends with `settle`.
+        """
         refuse_unusable(loader)
         batches = cast(BatchSampler, loader.batch_sampler)
         if type(batches) is not BatchSampler:
@@ -78,9 +84,10 @@ class LeasedLoader:
         self.epoch = 0
         self._inside = False
         self._script, self._cursor, self._workers = loader, cursor, workers
-        self._queues, self._name, self._settle = queues, name, settle
+        self._queues, self._name, self._settle, self._rest = queues, name, settle, rest
         self._batch, self._drop_last = batches.batch_size, batches.drop_last
-        self._largest = -(-(lease_samples or RANGE_BATCHES * self._batch) // self._batch) * self._batch
+        usual = -(-RANGE_BATCHES // steps_sent) * steps_sent * self._batch
+        self._largest = -(-(lease_samples or usual) // self._batch) * self._batch
         self._plan = Plan(loader, config, workers=1, rank=0)  # who trains a batch is not planned
         self._sampler = _RangeSampler(self._batch)
         self._inner = with_batch_sampler(loader, self._sampler)
@@ -143,7 +150,7 @@ class LeasedLoader:
         try:
             # The inner loader asks for more by itself while there is any. Here are the first range, and one that came
             # back when all were out.
-            while (first := self._queues.take(queue)) is not None:
+            while (first := self._take(queue)) is not None:
                 self._sampler.begin(first, order, lambda: self._queues.take_now(queue))
                 for batch in looking_ahead(self._inner, self._cursor.coming):
                     part, ended = self._sampler.handed.popleft()
@@ -167,6 +174,14 @@ class LeasedLoader:
             raise
         finally:
             self._cursor.leave(self, seen)
+
+    def _take(self, queue: str) -> Range | None:
+        """The next range, waited for if need be; None when all are done."""
+        taken = self._queues.take_now(queue)
+        if taken is None:
+            self._rest()
+            taken = self._queues.take(queue)
+        return taken
 
     def _order(self, number: int) -> tuple[Callable[[Indices], Indices], int]:
         """What stands at each position of an epoch, and how many positions are trained on."""

@@ -17,6 +17,7 @@ from argosy.data.balance import Balance
 from argosy.data.batches import BatchConfig, Epoch, Share
 from argosy.data.cursor import Cursor, Position
 from argosy.data.empty import STAND_INS, emptied
+from argosy.data.pace import Pace
 from argosy.data.plan import Plan
 
 
@@ -53,6 +54,7 @@ class Loader:
         self._order = {"seed": config.seed}
         if hasattr(loader.dataset, "__len__"):  # a script's own sampler may do without
             self._order["dataset"] = len(loader.dataset)
+        self._pace = Pace(cursor.common)
         self._sampler = _EpochSampler()
         self._inner = with_batch_sampler(loader, self._sampler)
         self._plan.epoch(0, 0)  # a sampler that cannot be divided says so now, not in the middle of a job
@@ -130,13 +132,15 @@ class Loader:
             for step, (share, batch) in enumerate(
                 zip(epoch, looking_ahead(self._inner, self._cursor.coming), strict=True)
             ):
-                seen += len(share.indices)
                 handed += len(share.step)
                 self._step = step
                 merged, closes = (len(share.step), True) if self._accumulate == 1 else self._merged(epoch, step)
                 if closes:  # what was added up of an unfinished step is in no checkpoint
                     self._inside = (number, handed) if step + 1 < len(epoch) else None
+                if self._pace.passes():
+                    continue
                 samples = len(share.indices)
+                seen += samples
                 self._cursor.move(
                     self,
                     Position(
@@ -156,11 +160,13 @@ class Loader:
                     seconds = self._cursor.clock() - begun
                     self._balance.stepped(shares, step, len(share.indices), len(share.step), seconds)
                     begun = self._cursor.clock()
+            self._pace.end()
             # Only here, and not below: a worker that breaks off or fails is not where the others are.
             for meet in self._cursor.between_loops:
                 meet()
         finally:
             # `_inside` stays: a script that breaks off and then saves is to continue there.
+            self._pace.break_off()
             self._current = None
             self._cursor.leave(self, seen)
 

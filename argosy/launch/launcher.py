@@ -35,6 +35,7 @@ from argosy.observe.events import Event, record_end
 from argosy.observe.folder import events_file, log_file, new_run_folder
 from argosy.parallel.memory import memory_variables
 from argosy.ps.config import PsConfig
+from argosy.ps.staleness import Staleness
 from argosy.strategy import ConfigError
 
 _GRACE_SECONDS = 3.0  # between asking workers to end and making them
@@ -70,6 +71,7 @@ class Launcher:
         self._workers: list[Worker] = []
         self._servers: list[Worker] = []
         self._servers_may_end = False
+        self._counted: list[Event] = []  # by servers, in the end
         self._nodes: Nodes | None = None
         self._losses = Losses(PsConfig(), launch.workers, None)
         self._watcher: asyncio.Task[None] | None = None
@@ -89,6 +91,7 @@ class Launcher:
                 await self._unless_stopped(self._all_done())
                 await self._end_servers()
                 self._blame_servers()
+                self._tell_staleness()
                 return 0
             except Stopped as stopped:
                 return await self._end(stopped)
@@ -226,6 +229,8 @@ class Launcher:
         if event["event"] == "failure":
             delay = _ECHO_SECONDS if event["secondary"] else 0.0
             asyncio.get_running_loop().call_later(delay, self._blame, worker, event["status"], event["message"])
+        elif event["event"] == "counted":
+            self._counted.append(event)
         elif worker.name == "rank 0":
             self._screen.event(event)
 
@@ -313,6 +318,13 @@ class Launcher:
         for server in self._servers:
             server.signal(signal.SIGTERM)
         await self._ended_within(self._servers, _GRACE_SECONDS)
+
+    def _tell_staleness(self) -> None:
+        """How old gradients were, as this node's servers have counted."""
+        if self._counted:
+            told = Staleness.of(self._counted).line(self._launch.chosen.part(PsConfig).consistency())
+            if told is not None:
+                self._screen.say(told)
 
     def _blame_servers(self) -> None:
         """A server that does not end well has failed, though all workers are done."""

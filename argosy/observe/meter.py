@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable
+from typing import Any
 
 from argosy.observe.events import EventLog
 
@@ -16,13 +19,23 @@ class Meter:
         self.steps = 0
         self.samples = 0
 
-    def step(self, *, epoch: int, batch: int, batches: int, samples: int, loss: float | None) -> None:
-        """One step of the whole job on `samples` samples, of which `loss` is the mean loss, if it is known."""
+    def start(self, **about: Any) -> None:
+        """The run begins, in this process; `about` is what else to tell of it."""
+        self._log.emit("start", host=socket.gethostname(), pid=os.getpid(), **about)
+
+    def step(
+        self, *, epoch: int, batch: int, batches: int, samples: int, loss: float | None, pushed: float | None = None
+    ) -> None:
+        """One step of the whole job on `samples` samples, of which `loss` is the mean loss, if it is known.
+
+        `pushed` is when servers were told of it, if there are some.
+        """
         now = self._clock()
         seconds, self._last = now - self._last, now
         self.steps += 1
         self.samples += samples
         known = {} if loss is None else {"loss": loss}
+        known |= {} if pushed is None else {"pushed": round(pushed, 6)}
         self._log.emit(
             "step",
             step=self.steps,

@@ -25,12 +25,12 @@ class StepCount:
 
     @property
     def total(self) -> int:
-        """All steps, of earlier runs too."""
-        return self._before + self._meter.steps
+        """All steps, of earlier runs too, and those that others made without this worker."""
+        return self._before + self._meter.steps + self._cursor.passed
 
     def go_on_from(self, total: int) -> None:
         """So many there were when the checkpoint that was loaded was saved."""
-        self._before = total - self._meter.steps
+        self._before = total - self._meter.steps - self._cursor.passed
 
     def watch(self, optimizer: Optimizer) -> Callable[[], None]:
         """Count an optimizer's steps; returns what ends that."""
@@ -44,7 +44,9 @@ class StepCount:
             return
         self._counted, self._counting = at, optimizer
         self._cursor.mean_loss = None
+        pushed, self._cursor.pushed = self._cursor.pushed, None
         if at is None:
-            self._meter.step(epoch=0, batch=self._meter.steps, batches=0, samples=0, loss=loss)
+            self._meter.step(epoch=0, batch=self._meter.steps, batches=0, samples=0, loss=loss, pushed=pushed)
         else:
-            self._meter.step(epoch=at.epoch, batch=at.step, batches=at.steps, samples=at.total, loss=loss)
+            where = {"epoch": at.epoch, "batch": at.step, "batches": at.steps, "samples": at.total}
+            self._meter.step(**where, loss=loss, pushed=pushed)

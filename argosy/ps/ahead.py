@@ -1,4 +1,4 @@
-"""Rows that were asked for before they are needed: while one batch is trained on, the rows of the next one travel.
+"""Rows that were asked for before they are needed: they travel while the script comes to its next lookup.
 
 What a script looks up is known when it calls the embedding, one batch at a time. But most often it is a tensor of the
 batch, or a part of one, and the same part in every batch. So the first use is remembered as a place in the batch

@@ -85,6 +85,16 @@ class PsConfig(Config):
         waits = self.consistency().kind == "sync" and self.dense == "server" and self.aggregate is not None
         return cast(int, self.aggregate) if waits else workers
 
+    @property
+    def steps_sent(self) -> int:
+        """How many steps of a worker are sent together."""
+        mode = self.consistency()
+        return mode.number if mode.kind in ("half-async", "geo") else 1
+
+    def bears_losses(self, workers: int) -> bool:
+        """Whether the job goes on when one of its workers is lost."""
+        return self.needed(workers) < workers
+
     def gathered(self, workers: int) -> int:
         """How many gradients a server gathers before it applies a step; 0 if each is applied at once."""
         return (self.aggregate or workers) if self.consistency().kind == "sync" else 0

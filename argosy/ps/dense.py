@@ -42,9 +42,14 @@ class ServedParameters:
             self._store.push_vector(number, flat.take_gradients(), factor, pulled)
 
     def pull(self) -> None:
-        """Take what the parameters have become."""
+        """Take what the parameters have become, for the next step."""
         for number, flat in enumerate(self._flats):
             flat.put(self._store.pull_vector(number, flat.numbers))
+
+    def look(self) -> None:
+        """Take what the parameters are, between loops."""
+        for number, flat in enumerate(self._flats):
+            flat.put(self._store.pull_vector(number, flat.numbers, in_step=False))
 
 
 class AveragedParameters(ServedParameters):

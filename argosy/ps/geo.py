@@ -4,8 +4,10 @@ A row is fetched when the worker first needs it. From then on it is the worker's
 after every k steps the differences since the last time are added to the servers' rows, which then come back with what
 others have added. On a slow link that is k times fewer messages, each with the rows of k steps once.
 
-Differences of rows are added as they are: most rows are touched by few workers, and each gradient then counts as it
-does in `async`. What all workers touch, the dense parameters, is averaged (`dense.py`).
+What all workers change, the dense parameters, is averaged (`dense.py`): each has gone the way that the gradients show,
+and the sum would go it several times. What one alone has changed is added as it is. A row is in between: some are in
+every batch, most in few. So its difference is divided by the number of workers that will have changed it in as many
+steps, as far as this one can tell from how often it has met the row itself.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ from argosy.ps.store import Gradients, LocalStore, Store
 
 
 class GeoStore(Store):
-    """Rows in this process that meet the servers' every `steps` steps."""
+    """Rows in this process that meet the servers' every `steps` steps, as those of `workers` processes do."""
 
-    def __init__(self, remote: RemoteStore, steps: int) -> None:
-        self._remote, self._steps = remote, steps
+    def __init__(self, remote: RemoteStore, steps: int, workers: int) -> None:
+        self._remote, self._steps, self._workers = remote, steps, workers
         self._local = LocalStore()
         self._bases: dict[int, _Bases] = {}
         self._touched: dict[int, list[Tensor]] = {}
@@ -69,7 +71,9 @@ class GeoStore(Store):
         met = {table: Lookup.of(torch.cat(several)) for table, several in touched.items()}
         for table, lookup in met.items():
             before, _ = self._bases[table].of(lookup.ids)
-            self._remote.push(table, Gradients(lookup.ids, self._local.pull(table, lookup.ids) - before, lookup.shows))
+            learnt = self._local.pull(table, lookup.ids) - before
+            learnt /= self._sharing(self._bases[table].count(lookup.ids, lookup.shows))[:, None]
+            self._remote.push(table, Gradients(lookup.ids, learnt, lookup.shows))
         if self.dense is not None:
             self.dense.push()
         self._remote.done(1.0)
@@ -96,6 +100,11 @@ class GeoStore(Store):
         """On the servers."""
         return self._remote.rows(table)
 
+    def _sharing(self, touched: Tensor) -> Tensor:
+        """How many workers, this one included, change a row between two meetings, if it was in so many of our steps."""
+        never = (1 - touched / self._done).clamp_(min=0.0) ** self._steps
+        return 1 + (self._workers - 1) * (1 - never)
+
     def _fetch(self, table: int, ids: Tensor) -> None:
         rows = self._remote.pull(table, ids)
         self._local.set(table, ids, rows)
@@ -103,19 +112,37 @@ class GeoStore(Store):
 
 
 class _Bases:
-    """The rows as they were when this worker and the servers last met; a last column says that they have."""
+    """The rows as they were when this worker and the servers last met.
+
+    Two more columns say that they have, and in how many steps of this worker the row was.
+    """
 
     def __init__(self, dim: int) -> None:
-        self._dim = dim + 1
+        self._dim = dim + 2
         spec = TableSpec("bases", self._dim, None, "zeros")
         self._table = Table(spec.config())
 
     def of(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        rows = torch.empty(len(ids), self._dim)
-        self._table.pull(ids.data_ptr(), len(ids), rows.data_ptr())
-        return rows[:, :-1], rows[:, -1] != 0
+        """The rows, and whether they are known."""
+        all_columns = self._pull(ids)
+        return all_columns[:, :-2], all_columns[:, -2] != 0
+
+    def count(self, ids: Tensor, steps: Tensor) -> Tensor:
+        """Count more steps in which rows were; how many it is now."""
+        all_columns = self._pull(ids)
+        all_columns[:, -1] += steps
+        self._set(ids, all_columns)
+        return all_columns[:, -1]
 
     def set(self, ids: Tensor, rows: Tensor) -> None:
-        marked = torch.cat([rows, torch.ones(len(ids), 1)], dim=1)
+        """Let rows be known, as these."""
+        self._set(ids, torch.cat([rows, torch.ones(len(ids), 1), self._pull(ids)[:, -1:]], dim=1))
+
+    def _pull(self, ids: Tensor) -> Tensor:
+        all_columns, ids = torch.empty(len(ids), self._dim), ids.contiguous()
+        self._table.pull(ids.data_ptr(), len(ids), all_columns.data_ptr())
+        return all_columns
+
+    def _set(self, ids: Tensor, all_columns: Tensor) -> None:
         ids = ids.contiguous()
-        self._table.set(ids.data_ptr(), len(ids), marked.data_ptr())
+        self._table.set(ids.data_ptr(), len(ids), all_columns.data_ptr())

@@ -5,6 +5,13 @@ clock must have reached, and what all clocks must have (where gradients are gath
 all consistencies are one mechanism, and this file is where they are told apart: docs/ps.md has a picture of each.
 
 Dense parameters are vectors here, cut into as many ranges as there are servers.
+
+[Note: curvature of a mean]
+A delayed gradient g is made up to g + h (now - pulled), where h estimates the curvature of the loss: the mean of the
+squared gradients of single samples, as the Fisher information has it. What is pushed is the mean gradient of n samples.
+Where the loss is near its least, the gradients of samples are as good as independent with mean zero, and the square of
+their mean is a n-th of the mean of their squares. So h is n g^2. With g^2 alone, and a factor found for small batches,
+nothing would be made up.
 """
 
 from __future__ import annotations
@@ -21,7 +28,8 @@ from argosy.ps.merge import merged
 from argosy.ps.spec import TableSpec
 from argosy.ps.store import Gradients, Store
 
-COMPENSATION: Final = 0.04  # how much of a gradient's square is taken for the curvature (Zheng et al., 2017)
+COMPENSATION: Final = 1.0
+"""How much of the curvature makes up for a delay (Zheng et al., 2017). See [Note: curvature of a mean]."""
 
 
 class RemoteStore(Store):
@@ -30,7 +38,7 @@ class RemoteStore(Store):
     def __init__(self, client: PsClient, servers: int, consistency: Consistency, timeout_seconds: float) -> None:
         self._client, self._servers, self._mode, self._timeout = client, servers, consistency, timeout_seconds
         self.compensates = consistency.compensated
-        self._compensation = COMPENSATION if consistency.compensated else 0.0
+        self.looks_ahead = consistency.kind != "sync"  # there a worker may pass over the next batch
         self._merged_steps = consistency.number if consistency.kind == "half-async" else 1
         self._specs: dict[int, TableSpec] = {}
         self._vectors: dict[int, list[slice]] = {}  # the ranges of each
@@ -46,15 +54,15 @@ class RemoteStore(Store):
 
     def pull(self, table: int, ids: Tensor) -> Tensor:
         """The rows as they are after the steps that this mode waits for."""
-        return self.finish_pull(table, ids, self._start_pull(table, ids, ahead=0))
+        return self.finish_pull(table, ids, self._ask(table, ids, self._gate()))
+
+    def look(self, table: int, ids: Tensor) -> Tensor:
+        """The rows as they are now, with what this worker has done; in `sync`, with what all have."""
+        return self.finish_pull(table, ids, self._ask(table, ids, self._loose_gate()))
 
     def start_pull(self, table: int, ids: Tensor) -> int | None:
-        """Ask for the rows of the next step, unless they will depend on this one.
-
-        A pull that waits for this step would hold up the other pulls of this step, which stand behind it.
-        """
-        bound = self._mode.number if self._mode.kind == "ssp" else 0 if self._mode.kind == "sync" else 1
-        return self._start_pull(table, ids, ahead=1) if bound else None
+        """Ask for the rows of the next step."""
+        return self._ask(table, ids, self._gate()) if self.looks_ahead else None
 
     def forget_pull(self, started: Any) -> None:
         """Let go of the rows when they have come."""
@@ -77,6 +85,25 @@ class RemoteStore(Store):
         self._weight_held += weight
         if self._steps_held >= self._merged_steps:
             self._send()
+
+    @property
+    def made(self) -> int:
+        """Steps that this worker has made, or passed over."""
+        return self._sent
+
+    @property
+    def over(self) -> int:
+        """Steps that all servers have applied, as far as they have told; where gradients are gathered."""
+        return self._client.steps_over
+
+    def pass_over(self) -> None:
+        """Leave a step to the others: it is over. Servers do not wait for a step that they have applied."""
+        self._sent += 1
+
+    def rest(self) -> None:
+        """Nobody is to wait for this worker until it asks for rows or parameters again."""
+        if self._mode.kind == "ssp":
+            self._client.rest(self._timeout)
 
     def settle(self) -> None:
         """Send what is held, and wait until all of it is applied."""
@@ -104,9 +131,9 @@ class RemoteStore(Store):
             gradient, pulled = before[0] + gradient, before[2]
         self._held_vectors[number] = gradient, lr_factor, pulled
 
-    def pull_vector(self, number: int, numbers: int) -> Tensor:
-        """A vector as it is after the steps that this mode waits for."""
-        out, (own, everybody) = torch.empty(numbers), self._gate(0)
+    def pull_vector(self, number: int, numbers: int, *, in_step: bool = True) -> Tensor:
+        """A vector as it is after the steps that this mode waits for; between loops nobody is waited for."""
+        out, (own, everybody) = torch.empty(numbers), self._gate() if in_step else self._loose_gate()
         started = [(self._client.start_pull_range(place, own, everybody), part) for place, part in self._ranges(number)]
         for ticket, part in started:
             self._client.finish_pull(ticket, out[part].data_ptr(), self._timeout)
@@ -129,33 +156,38 @@ class RemoteStore(Store):
         """What each server tells of itself: clocks, late gradients, staleness, tables."""
         return [self._client.stats(server) for server in range(self._servers)]
 
-    def _gate(self, ahead: int) -> tuple[int, int]:
-        """What a pull waits for: this worker's clock, and everybody's. `ahead` is 1 for the step after this one."""
+    def _gate(self) -> tuple[int, int]:
+        """What a pull waits for: this worker's clock, and everybody's."""
         match self._mode.kind:
             case "sync":
-                return 0, self._sent + ahead
+                return 0, self._sent
             case "ssp":
-                return self._sent, max(0, self._sent + ahead - self._mode.number)
+                return self._sent, max(0, self._sent - self._mode.number)
         return self._sent, 0
 
-    def _start_pull(self, table: int, ids: Tensor, ahead: int) -> int:
-        own, everybody = self._gate(ahead)
+    def _loose_gate(self) -> tuple[int, int]:
+        """The same for a look that no step is made from: who is ahead must not wait for one who makes no more steps."""
+        return (0, self._sent) if self._mode.kind == "sync" else (self._sent, 0)
+
+    def _ask(self, table: int, ids: Tensor, gate: tuple[int, int]) -> int:
+        own, everybody = gate
         ids = ids.contiguous()
         return self._client.start_pull(table, ids.data_ptr(), len(ids), own, everybody, distinct=True)
 
     def _send(self) -> None:
         held, vectors, weight = self._held, self._held_vectors, self._weight_held
+        curvature = COMPENSATION * weight if self.compensates else 0.0  # of a gradient's square
         self._held, self._held_vectors, self._steps_held, self._weight_held = {}, {}, 0, 0.0
         for table, several in sorted(held.items()):
-            self._push(table, merged(several))
+            self._push(table, merged(several), curvature)
         for number, (gradient, factor, pulled) in sorted(vectors.items()):
             for place, part in self._ranges(number):
                 at = pulled[part].data_ptr() if pulled is not None else 0
-                self._client.push_range(place, gradient[part].data_ptr(), at, self._compensation, factor, self._sent)
+                self._client.push_range(place, gradient[part].data_ptr(), at, curvature, factor, self._sent)
         self._client.done(self._sent, weight)
         self._sent += 1
 
-    def _push(self, table: int, gradients: Gradients) -> None:
+    def _push(self, table: int, gradients: Gradients, curvature: float) -> None:
         clicks, pulled = gradients.clicks, gradients.pulled
         self._client.push(
             table,
@@ -165,7 +197,7 @@ class RemoteStore(Store):
             gradients.shows.data_ptr(),
             clicks.data_ptr() if clicks is not None else 0,
             pulled.data_ptr() if pulled is not None else 0,
-            self._compensation,
+            curvature,
             self._specs[table].factor(self._client.global_step),
             self._sent,
         )

@@ -28,8 +28,10 @@ from argosy.observe.events import EventLog
 from argosy.observe.folder import events_file
 from argosy.ps.card import ServerCard, card_key
 from argosy.ps.door import Door, Tables
+from argosy.ps.staleness import FIELDS
 
 _CONNECT_SECONDS = 30.0
+_TELL_SECONDS = 30.0  # between two events that tell what was counted so far
 
 
 class Server(Tables, Protocol):
@@ -51,6 +53,8 @@ def main() -> None:
         options = _options(sys.argv[1:])
         tables = PsServer(options.workers, options.aggregate, options.not_finite == "reject")
         asyncio.run(serve(Job.from_environment(os.environ), options.number, options.workers, tables))
+        counted = tables.stats()
+        Channel(channel, time.monotonic).event({"event": "counted", **{name: counted[name] for name in FIELDS}})
     except Exception as error:
         report = traceback.format_exc()
         message = traceback.format_exception_only(error)[-1].strip()
@@ -80,7 +84,10 @@ async def serve(job: Job, number: int, workers: int, tables: Server) -> None:
         if log is not None:
             log.emit("start", role="server", host=card.name, pid=card.pid, address=address, port=port, workers=workers)
         waiting = asyncio.create_task(over.wait())
-        await asyncio.wait({waiting, opened}, return_when=asyncio.FIRST_COMPLETED)
+        ends = {waiting, opened}
+        while not (await asyncio.wait(ends, timeout=_TELL_SECONDS, return_when=asyncio.FIRST_COMPLETED))[0]:
+            if log is not None:
+                log.emit("stats", stats=tables.stats())
         if opened.done():
             opened.result()  # a door that does not open again is an error of ours
         opened.cancel()

@@ -35,6 +35,7 @@ class Store(ABC):
     """The tables of a job, by number."""
 
     compensates = False  # whether pushes want the rows that were pulled
+    looks_ahead = False  # whether `start_pull` may be of use
 
     @abstractmethod
     def open(self, table: int, spec: TableSpec) -> None:

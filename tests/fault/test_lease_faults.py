@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from launching import ARGOSY, Finished, alive, finish, pids, run, running
+from launching import ARGOSY, Finished, alive, finish, pids, run, running, wait_for
 
 from argosy.control.secret import Secret
 
@@ -33,8 +35,9 @@ def free_port() -> int:
 
 
 def said(done: Finished) -> list[str]:
-    """What the launcher told, but for its first line."""
-    return [line.removeprefix("argosy: ") for line in done.err.splitlines() if line.startswith("argosy: ")][1:]
+    """What the launcher told, but for its first line and what servers have counted."""
+    told = [line.removeprefix("argosy: ") for line in done.err.splitlines() if line.startswith("argosy: ")][1:]
+    return [line for line in told if not line.startswith("ps: ")]
 
 
 def trained(folder: Path, rank: int) -> list[tuple[int, int]]:
@@ -52,6 +55,7 @@ def test_the_others_train_what_a_killed_worker_held(tmp_path: Path) -> None:
             assert ledger["finished"]
             assert ledger["counts"] == [[0, 200, 1]]  # every position exactly once
         assert (first["returned"], second["returned"]) == (1, 0)
+        assert (tmp_path / f"rank{rank}.mean").read_text() == "2.5"  # of 1 and 4: who is lost is left out
     times = Counter(each for rank in range(WORKERS) for each in trained(tmp_path, rank))
     assert set(times) == {(epoch, sample) for epoch in range(2) for sample in range(200)}
     # What it had begun of its last range, and only that, was trained twice: here three batches of two.
@@ -115,3 +119,24 @@ def test_where_steps_are_common_enough_must_live(tmp_path: Path, strategy: str, 
     done = job(tmp_path, strategy, "kill")
     assert done.status == status, done.err
     assert said(done)[0].startswith(tells)
+    if status == 0:
+        assert [(tmp_path / f"rank{rank}.mean").read_text() for rank in (0, 2)] == ["2.5"] * 2
+
+
+def test_the_click_example_ends_with_its_result_when_a_worker_is_killed(tmp_path: Path) -> None:
+    sizes = ["--workers", str(WORKERS), "--servers", "1", "--threads", "1", "--strategy", "ps=async"]
+    example = Path(__file__).parents[2] / "examples" / "ctr.py"
+    command = [*ARGOSY, "run", *sizes, "--run-folder", tmp_path, example, "--rows", "100000"]
+    log = tmp_path / "rank1.events.jsonl"
+
+    def steps() -> int:
+        return log.read_text().count('"event": "step"') if log.exists() else 0
+
+    with running(command) as process:
+        wait_for(lambda: steps() > 5, 60, "rank 1 trains")
+        os.kill(json.loads(log.read_text().splitlines()[0])["pid"], signal.SIGKILL)
+        done = finish(process, deadline_seconds=60)
+    assert done.status == 0, done.err
+    assert said(done)[0] == "rank 1 was lost (killed by SIGKILL); its samples go to the others"
+    assert "test AUC" in done.out
+    assert json.loads((tmp_path / "result.json").read_text())["auc"] > 0.75

@@ -38,6 +38,7 @@ KINDS = {
             "end_day",
             "shrink",
             "scan",
+            "rest",
         ],
         start=1,
     )

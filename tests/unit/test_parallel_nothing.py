@@ -170,17 +170,17 @@ def mean_of(members: list[tuple[Tensor | float, float]]) -> list[Tensor]:
     group = Rehearsal()
     for value, weight in members:
         try:
-            weighted_mean(value, weight, group)
+            weighted_mean(value, weight, group.all_reduce)
         except ValueError:
             assert weight == 0  # nobody of any weight has come yet
     group.adding = False
-    return [weighted_mean(value, weight, group) for value, weight in members]
+    return [weighted_mean(value, weight, group.all_reduce) for value, weight in members]
 
 
 @settings(derandomize=True, deadline=None)
 @given(value=st.floats(-1e100, 1e100), weight=st.floats(1e-3, 1e9))
 def test_alone_the_mean_is_the_value(value: float, weight: float) -> None:
-    mean = weighted_mean(value, weight, SoloGroup())
+    mean = weighted_mean(value, weight, SoloGroup().all_reduce)
     assert (mean.dtype, mean.shape) == (torch.float64, ())
     assert float(mean) == pytest.approx(value, rel=1e-15, abs=1e-300)
 
@@ -192,14 +192,14 @@ def test_alone_the_mean_is_the_value(value: float, weight: float) -> None:
 )
 def test_the_mean_has_the_shape_of_the_value_and_leaves_it_alone(value: Tensor) -> None:
     before = value.clone()
-    mean = weighted_mean(value, 2.0, SoloGroup())
+    mean = weighted_mean(value, 2.0, SoloGroup().all_reduce)
     assert mean.shape == value.shape
     assert torch.equal(mean, before.double())
     assert torch.equal(value, before)
 
 
 def test_the_mean_of_a_loss_does_not_hold_on_to_its_graph() -> None:
-    assert not weighted_mean(torch.ones(2, requires_grad=True) * 3, 1.0, SoloGroup()).requires_grad
+    assert not weighted_mean(torch.ones(2, requires_grad=True) * 3, 1.0, SoloGroup().all_reduce).requires_grad
 
 
 def test_members_count_by_their_weight() -> None:
@@ -221,10 +221,10 @@ def test_a_member_of_some_weight_is_not(value: float) -> None:
 
 def test_there_is_no_mean_of_nothing() -> None:
     with pytest.raises(ValueError, match="weights of all workers are zero"):
-        weighted_mean(1.0, 0, SoloGroup())
+        weighted_mean(1.0, 0, SoloGroup().all_reduce)
 
 
 @pytest.mark.parametrize("weight", [-1, math.nan, math.inf])
 def test_a_weight_is_zero_or_more(weight: float) -> None:
     with pytest.raises(ValueError, match=f"weight={weight}"):
-        weighted_mean(1.0, weight, SoloGroup())
+        weighted_mean(1.0, weight, SoloGroup().all_reduce)

@@ -193,6 +193,37 @@ def test_late_gradients_are_dropped_and_counted() -> None:
         assert clients[0].pull(0, [0])[0, 0] == -steps
         own = [clients[0].pull(0, [worker + 1])[0, 0] for worker in range(workers)]
         assert sum(own) == -steps * aggregate * 0.5
+        assert stats["late_by_client"] == [steps + 2 * value for value in own]
+
+
+def test_steps_are_over_when_all_servers_have_applied_them() -> None:
+    with job(servers=2, workers=2, aggregate=1) as made:
+        one, other = made.join(0), made.join(1)
+        for client in (one, other):
+            client.create_range(0, 1, server=0)
+        assert (one.native.global_step, one.native.steps_over) == (0, 0)
+        for step in range(3):
+            other.done(step)
+        other.flush()
+        one.pull_range(0)  # asks the first server only
+        assert (one.native.global_step, one.native.steps_over) == (3, 0)
+        one.done(0)
+        one.flush()
+        assert (one.native.global_step, one.native.steps_over) == (3, 3)
+        assert [server.stats()["late_by_client"] for server in made.servers] == [[1, 0]] * 2
+
+
+def test_nobody_waits_for_a_client_that_rests() -> None:
+    with job(workers=2) as made:
+        busy, idle = made.join(0), made.join(1)
+        for client in (busy, idle):
+            client.create_table(0, 1)
+        busy.done(4)
+        idle.native.rest(DEADLINE_SECONDS)
+        busy.pull(0, [1], all=5)
+        idle.pull(0, [1])  # it goes on, and is waited for
+        with pytest.raises(_native.PsError, match="no answer"):
+            busy.pull(0, [1], all=5, timeout=0.2)
 
 
 def test_too_few_left_is_told_with_who_was_lost() -> None:
@@ -297,6 +328,7 @@ def test_staleness_is_what_others_did_between_pull_and_push() -> None:
         slow.push(0, [1], 1.0)
         slow.flush()
         assert made.servers[0].stats()["staleness"][:5] == [4, 0, 0, 1, 0]
+        assert made.servers[0].stats()["stalest"] == 3
 
 
 def test_the_global_step_is_that_of_all() -> None:

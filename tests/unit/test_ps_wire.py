@@ -126,12 +126,14 @@ def test_delay_compensation_sees_what_was_pulled() -> None:
             client = made.join(0, values, shared)
             client.create_table(0, start=1.0)
             client.create_range(0, 4)
-            client.push(0, [1], 2.0, pulled_at=at(pulled), compensation=0.5)
-            client.push_range(0, 2.0, pulled_at=at(pulled), compensation=0.5)
+            client.push(0, [1], 2.0, pulled_at=at(pulled), compensation=0.05)
+            client.push(0, [2], 2.0, pulled_at=at(pulled), compensation=5.0)
+            client.push_range(0, 2.0, pulled_at=at(pulled), compensation=0.05)
             client.done(0)
-            # g + compensation * g * g * (now - pulled) = 2 + 0.5 * 4 * (1 - 3) = -2, and 2 + 0.5 * 4 * (0 - 3) = -4
-            np.testing.assert_allclose(client.pull(0, [1], own=1), 3.0, rtol=0.01)
-            np.testing.assert_allclose(client.pull_range(0, own=1), 4.0, rtol=0.01)
+            # g + compensation * g * g * (now - pulled) = 2 + 0.05 * 4 * (1 - 3) = 1.6, and 2 + 0.05 * 4 * (0 - 3) = 1.4
+            np.testing.assert_allclose(client.pull(0, [1], own=1), -0.6, rtol=0.02)
+            np.testing.assert_allclose(client.pull_range(0, own=1), -1.4, rtol=0.02)
+            np.testing.assert_allclose(client.pull(0, [2], own=1), 1.0)  # the gradient is taken back, not turned round
 
 
 def test_learning_rates_are_scaled_by_the_push() -> None:

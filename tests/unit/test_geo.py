@@ -1,0 +1,62 @@
+"""Rows that a worker trains by itself: what of their differences it hands to the servers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from argosy.ps.geo import GeoStore
+from argosy.ps.rules import SGD
+from argosy.ps.spec import TableSpec
+from argosy.ps.store import Gradients, LocalStore
+
+STEPS, WORKERS = 4, 3
+
+
+class Servers(LocalStore):
+    """Plain sums, in this process; `learnt` has what came last."""
+
+    def push(self, table: int, gradients: Gradients) -> None:
+        self.learnt = dict(zip(gradients.ids.tolist(), gradients.rows[:, 0].tolist(), strict=True))
+        super().push(table, gradients)
+
+
+def step(store: GeoStore, *ids: int) -> None:
+    wanted = torch.tensor(ids)
+    store.pull(0, wanted)
+    store.push(0, Gradients(wanted, torch.ones(len(ids), 2), torch.ones(len(ids), dtype=torch.int32)))
+    store.done(1.0)
+
+
+def rows(store: LocalStore, *ids: int) -> Tensor:
+    return store.pull(0, torch.tensor(ids))[:, 0]
+
+
+def test_differences_are_shared_as_often_as_rows_are_met() -> None:
+    servers = Servers()
+    store = GeoStore(servers, STEPS, WORKERS)  # type: ignore[arg-type]
+    store.open(0, TableSpec("rows", 2, SGD(lr=1.0), "zeros"))
+    for _ in range(5):
+        for number in range(STEPS):
+            step(store, 1, 2) if number == 0 else step(store, 1)
+    # Row 1 is in all steps: all three workers change it, and the sum of their thirds is the mean. Row 2 is in one of
+    # four: another worker has it within four steps with 1 - (3/4)^4.
+    assert servers.learnt[1] == pytest.approx(-STEPS / WORKERS)
+    assert servers.learnt[2] == pytest.approx(-1 / (1 + 2 * (1 - 0.75**4)))
+    for _ in range(4 * STEPS):
+        step(store, 1)
+    step(store, 3)
+    store.meet()
+    # Row 3 was in one step of 37: it is as good as this worker's alone.
+    assert servers.learnt[3] == pytest.approx(-1 / (1 + 2 * (1 - (36 / 37) ** 4)))
+    torch.testing.assert_close(rows(servers, 1, 2, 3), store.pull(0, torch.tensor([1, 2, 3]))[:, 0])
+
+
+def test_one_worker_keeps_all_it_has_learnt() -> None:
+    servers = Servers()
+    store = GeoStore(servers, STEPS, 1)  # type: ignore[arg-type]
+    store.open(0, TableSpec("rows", 2, SGD(lr=1.0), "zeros"))
+    for _ in range(2 * STEPS):
+        step(store, 1)
+    assert rows(servers, 1).tolist() == [-2.0 * STEPS]
