@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -126,6 +127,8 @@ def checkpoint(wanted: Wanted, fleet: argosy.Fleet) -> Operation:
 
     def prepare() -> None:
         fleet.saved()
+        if wanted["what"] != "load" and fleet.is_first:  # what was saved before is removed outside of the time
+            shutil.rmtree(folder, ignore_errors=True)
         if wanted["what"] == "load":
             fleet.save(folder, net, keep=1)
         fleet.group.barrier()

@@ -22,7 +22,7 @@ def main() -> None:
     def make(wanted: dict[str, Any]) -> Operation:
         job = task(wanted["model"], wanted["batch"], seat.rank)
         model: Any = job.model
-        for block in model.blocks:
+        for block in getattr(model, "blocks", [layer for layer in model.children() if list(layer.parameters())]):
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, foreach=True)
