@@ -19,7 +19,7 @@ import argosy
 from argosy.ps import Adagrad
 
 sys.path.insert(0, str(Path(__file__).parent / "contenders"))
-from ps_workload import BATCHES, DENSE, DIM, FIELDS, LAYERS, RATE, SAMPLES, clicks_of
+from ps_workload import BATCHES, DENSE, DIM, FIELDS, LAYERS, RATE, clicks_of
 
 WARMUP = 10  # steps of each worker
 SQUARES = 0.1
@@ -28,20 +28,19 @@ Batch = tuple[Tensor, Tensor, Tensor]
 
 
 class Clicks(Dataset[Batch]):
-    """The kept batches over and over, as a log of any length."""
+    """The kept batches over and over, whole, as TensorFlow's dataset has them: a log of any length."""
 
-    def __init__(self, popularity: str, rows: int) -> None:
+    def __init__(self, popularity: str, batches: int) -> None:
         kept = clicks_of(popularity, 0)
-        self._ids = torch.from_numpy(kept.ids).flatten(0, 1)
-        self._dense, self._labels = (torch.from_numpy(part).flatten(0, 1) for part in (kept.dense, kept.labels))
-        self._rows = rows
+        self._kept = [torch.from_numpy(part) for part in (kept.ids, kept.dense, kept.labels)]
+        self._batches = batches
 
     def __len__(self) -> int:
-        return self._rows
+        return self._batches
 
-    def __getitems__(self, numbers: list[int]) -> Batch:
-        chosen = torch.tensor(numbers) % len(self._ids)
-        return self._ids[chosen], self._dense[chosen], self._labels[chosen]
+    def __getitem__(self, number: int) -> Batch:
+        ids, dense, labels = (part[number % len(part)] for part in self._kept)
+        return ids, dense, labels
 
 
 class WideAndDeep(nn.Module):
@@ -69,9 +68,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = WideAndDeep()
     optimizer = torch.optim.Adagrad(model.parameters(), lr=RATE, initial_accumulator_value=SQUARES)
-    loader = DataLoader(
-        Clicks(popularity, steps * SAMPLES), batch_size=SAMPLES, shuffle=True, collate_fn=lambda batch: batch
-    )
+    loader = DataLoader(Clicks(popularity, steps), batch_size=1, shuffle=True, collate_fn=lambda items: items[0])
     model, optimizer, loader = fleet.distribute(model, optimizer, loader)
     times = []
     for ids, dense, labels in loader:

@@ -8,7 +8,9 @@ sum or mean. All of it is native code.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+import weakref
+from collections import deque
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -39,11 +41,22 @@ class Lookup:
 
     @classmethod
     def of(cls, ids: Tensor, bags: Bags | None = None) -> Lookup:
-        """Make ids distinct, in the order of their first places.
+        """Make ids distinct, in the order of their first places; once, if several embeddings look up the same tensor.
 
         >>> Lookup.of(torch.tensor([5, -3, 5])).ids.tolist()
         [5, -3]
         """
+        if ids.is_inference():  # such a tensor does not tell whether it was changed since
+            return cls._of(ids, bags)
+        for known, version, lookup in _recent:
+            if known() is ids and version == ids._version:
+                return replace(lookup, bags=bags)
+        lookup = cls._of(ids, bags)
+        _recent.append((weakref.ref(ids), ids._version, lookup))
+        return lookup
+
+    @classmethod
+    def _of(cls, ids: Tensor, bags: Bags | None) -> Lookup:
         flat = ids.reshape(-1).contiguous()
         count = len(flat)
         distinct = torch.empty(count, dtype=torch.int64)
@@ -107,3 +120,6 @@ class Lookup:
         if self.bags is not None:
             per_place = per_place.repeat_interleave(self.bags.offsets.diff())
         return torch.zeros(len(self.ids)).index_add_(0, self.places.long(), per_place)
+
+
+_recent: deque[tuple[weakref.ref[Tensor], int, Lookup]] = deque(maxlen=4)  # this batch's and the next one's

@@ -17,6 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import argosy
+from argosy.parallel.sharding.fully import shard_modules
 
 rank, world, port = (int(word) for word in sys.argv[1:])
 STEPS = 3
@@ -99,6 +100,17 @@ def fsdp(group):
     return [*losses, *whole]
 
 
+def fsdp_in_shared_memory(group):
+    """Argosy's exchange, where workers share memory. Modules of two sizes; all are asked for ahead, more than buffers."""
+    torch.manual_seed(0)
+    mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=("shard",))
+    model = nn.Sequential(nn.Linear(8, 17), *(nn.Linear(17, 17) for _ in range(6)), nn.Linear(17, 4))
+    shard_modules(dict(model.named_children()) | {"": model}, mesh, keep_gathered=False, offload=False)
+    model.set_modules_to_forward_prefetch(list(model))
+    losses = train(model)
+    return [*losses, *(each.full_tensor().detach() for each in model.parameters())]
+
+
 def tensor_parallel(group):
     torch.manual_seed(0)
     mesh = DeviceMesh.from_group(group, "cpu")
@@ -161,6 +173,7 @@ compare("ddp with a static graph", ddp, static_graph=True)
 compare("ddp with a hook", ddp_with_hook)
 compare("ddp with powerSGD", ddp_with_power_sgd, exact=False)
 compare("fsdp", fsdp)
+compare("fsdp in shared memory", fsdp_in_shared_memory)
 compare("tensor parallel", tensor_parallel)
 compare("redistribute", redistribute)
 compare("gpipe", pipeline, ScheduleGPipe, exact=True)
