@@ -24,6 +24,7 @@ MANIFEST: Final = "manifest.json"
 REPLACED: Final = ".replaced"
 _ASIDE: Final = ".aside-"
 _SYNC_FILE_RANGE_WRITE: Final = 2
+_STRETCH_BYTES: Final = 64 << 20  # shorter ones cost more calls than they gain
 
 
 class Storage(ABC):
@@ -85,20 +86,22 @@ class Storage(ABC):
 
 
 class _File:
-    """An open file that takes all of what it is given, and lets the disk begin with it at once."""
+    """An open file that takes all of what it is given, and lets the disk begin with it before all is there."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._begin = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux has it
-        self._written = 0
+        self._written = self._begun = 0
 
     def write(self, data: memoryview) -> None:
         while data:
             count = os.write(self._descriptor, data)
-            if self._begin is not None:  # left to itself, the kernel would begin with the sync that ends the file
-                offset, length = ctypes.c_int64(self._written), ctypes.c_int64(count)
-                self._begin(self._descriptor, offset, length, _SYNC_FILE_RANGE_WRITE)
             data, self._written = data[count:], self._written + count
+            if self._begin is not None and self._written - self._begun >= _STRETCH_BYTES:
+                # Left to itself, the kernel would begin with the sync that ends the file.
+                offset, length = ctypes.c_int64(self._begun), ctypes.c_int64(self._written - self._begun)
+                self._begin(self._descriptor, offset, length, _SYNC_FILE_RANGE_WRITE)
+                self._begun = self._written
 
 
 class Folder(Storage):

@@ -50,7 +50,7 @@ def is_plenty(size_bytes: int) -> bool:
     """Whether the host has so much memory that so many bytes more do not matter.
 
     A step of sharded modules that is handed out its pages anew takes up to half as long again as one that has kept
-    them, and keeping them takes about as much memory as the parameters would on each worker.
+    them, and keeping them takes once or twice as much memory as the parameters would on each worker.
     """
     return size_bytes * _PLENTY <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import mmap
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +46,6 @@ class _Buffer:
     size_bytes: int
     taken: bool = False
     settled: bool = True  # whether all workers have let go of it: what was free when they last met
-    memory: object = None  # what keeps it
 
     def tensor(self, elements: int, dtype: torch.dtype) -> Tensor:
         """A tensor in the buffer, which is taken as long as anybody has the tensor."""
@@ -103,30 +101,18 @@ class OpenReduce(ReduceScatter):
     def __init__(self, engine: EngineGroup) -> None:
         self._engine = engine
         self._kept = torch.empty(0, dtype=torch.uint8)
-        self._results: list[_Buffer] = []  # what parameters have as gradients until the next `zero_grad`
         self._asked = False
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """First what is to be reduced, then, for the same operation, where the result belongs."""
         elements = math.prod(size)
         size_bytes = elements * dtype.itemsize
-        if not elements:
-            return torch.empty(0, dtype=dtype, device=device)
-        if self._asked:
-            return self._result(size_bytes).tensor(elements, dtype)
+        if self._asked or not elements:
+            return torch.empty(elements, dtype=dtype, device=device)
         self._asked = True
         if self._kept.numel() < size_bytes:
             self._kept = self._engine.empty(size_bytes, dtype=torch.uint8)
         return self._kept[:size_bytes].view(dtype)
-
-    def _result(self, size_bytes: int) -> _Buffer:
-        for each in self._results:
-            if not each.taken and each.size_bytes == size_bytes:
-                return each
-        memory = mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        buffer = _Buffer(ctypes.addressof(ctypes.c_char.from_buffer(memory)), size_bytes, memory=memory)
-        self._results.append(buffer)
-        return buffer
 
     def __call__(
         self,
