@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "ps_client.h"
+#include "updater.h"
 
 namespace argosy {
 namespace {
@@ -73,36 +74,27 @@ void PsClient::scatter(const T* from, std::size_t count, std::size_t width, Begi
   }
 }
 
-// Adds the gradients of each place up, straight where they are sent from. Places that come in the order of their first
-// appearance, as Distinct gives them, need no zeros: the first gradient of each is copied.
+// Adds the gradients of each place up, straight where they are sent from.
 void PsClient::add_rows(const PsPushRows& push, std::size_t dim, const std::vector<Part>& parts) const {
+  const std::uint32_t* const end = push.places + push.given;
+  const std::uint32_t* const last = std::max_element(push.places, end);
+  if (last != end && *last >= push.count) {
+    throw std::invalid_argument("place " + std::to_string(*last) + " is not one of " + std::to_string(push.count) +
+                                " ids");
+  }
+  for (const Part& part : parts) std::memset(part.gradients, 0, part.request->head.count * dim * sizeof(float));
+  if (servers_ == 1) {
+    row_kernels_of().add_up(push.gradients, push.places, push.given, dim, parts[0].gradients);
+    return;
+  }
   const Division& division = push_division_;
-  const auto row = [&](std::size_t place) {
-    if (servers_ == 1) return parts[0].gradients + place * dim;
-    const std::uint32_t server = division.server[place];
-    return parts[server].gradients + (division.order[place] - division.begin[server]) * dim;
-  };
-  std::size_t begun = 0;
-  const auto zero_until = [&](std::size_t place) {
-    for (; begun < place; ++begun) std::memset(row(begun), 0, dim * sizeof(float));
-  };
   for (std::size_t i = 0; i < push.given; ++i) {
     const std::size_t place = push.places[i];
+    const std::uint32_t server = division.server[place];
+    float* const to = parts[server].gradients + (division.order[place] - division.begin[server]) * dim;
     const float* const gradient = push.gradients + i * dim;
-    if (place >= push.count) {
-      throw std::invalid_argument("place " + std::to_string(place) + " is not one of " + std::to_string(push.count) +
-                                  " ids");
-    }
-    float* const to = row(place);
-    if (place >= begun) {
-      zero_until(place);
-      std::memcpy(to, gradient, dim * sizeof(float));
-      begun = place + 1;
-    } else {
-      for (std::size_t d = 0; d < dim; ++d) to[d] += gradient[d];
-    }
+    for (std::size_t d = 0; d < dim; ++d) to[d] += gradient[d];
   }
-  zero_until(push.count);
 }
 
 void PsClient::push(const PsPushRows& push) {

@@ -101,7 +101,7 @@ def fsdp(group):
 
 
 def fsdp_in_shared_memory(group):
-    """Argosy's exchange, where workers share memory. Modules of two sizes; all are asked for ahead, more than buffers."""
+    """Argosy's exchange, where workers share memory. More modules are asked for ahead than it has buffers for."""
     torch.manual_seed(0)
     mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=("shard",))
     model = nn.Sequential(nn.Linear(8, 17), *(nn.Linear(17, 17) for _ in range(6)), nn.Linear(17, 4))
