@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import network
 import peers
@@ -110,14 +111,25 @@ def servers(report: Report, plan: Plan, quick: bool) -> None:
             Entry(label, argosy(label, count), [SIZE], {"way": "rows", "ids": kind, "rule": "adagrad"}, part, True)
             for label, count, part in ((ONE, 1, slice(0, 3)), (TWO, 2, slice(0, 4)))
         ]
+        before = cores()
         report.add(*measure(setting_of("1 and 2 servers", kind), entries, [Place()] * 4, plan))
+        busy, idle = (after - earlier for after, earlier in zip(cores(), before, strict=True))
+        report.extra[f"cores busy, {kind}"] = busy / (busy + idle)
+
+
+def cores() -> tuple[int, int]:
+    """What all cores have done since the machine was started, in ticks: worked, and been idle."""
+    user, nice, system, idle, waiting, *others = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
+    return user + nice + system + sum(others), idle + waiting
 
 
 def claims_of_servers(report: Report) -> Iterator[Claim]:
-    """A second server."""
+    """A second server; it cannot help where the cores have no time left for it, so that is told, too."""
     for kind in KINDS:
         one, two = (report.find(setting_of("1 and 2 servers", kind), name, SIZE) for name in (ONE, TWO))
-        yield compared(f"2 servers on one host, {KINDS[kind]}: rows per second, against 1", one, two, 1.6)
+        told = compared(f"2 servers on one host, {KINDS[kind]}: rows per second, against 1", one, two, 1.6)
+        busy = report.extra.get(f"cores busy, {kind}")
+        yield replace(told, detail=f"{told.detail}; cores busy {busy:.0%}") if busy is not None else told
 
 
 def in_process(report: Report, plan: Plan, quick: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +23,11 @@ class Finished:
     out: str
     err: str
     seconds: float
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def finish(process: subprocess.Popen[str], deadline_seconds: float) -> Finished:

@@ -157,8 +157,12 @@ class Launcher:
             f"{_count(place.world, 'worker')}{where}, {_count(each, 'thread')} each{served}; "
             f"logs and events in {self._folder}/"
         )
-        # What an outer job told this process is not for the workers of this one.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("ARGOSY_")}
+        # What an outer job told this process is not for the workers of this one; what host it is on, is.
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("ARGOSY_") or name == "ARGOSY_HOST_ID"
+        }
         environment |= threads | memory_variables(os.environ)
         interface = interface_towards(*parse_address(address))
         if interface is not None:

@@ -7,10 +7,11 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from launching import ARGOSY, alive, finish, pids, running, succeed, wait_for
+from launching import ARGOSY, alive, finish, free_port, pids, running, succeed, wait_for
 from namespaces import two_hosts
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -34,7 +35,25 @@ def secret(tmp_path: Path) -> Path:
 
 def launcher(host: str, number: int, secret: Path, *words: str | Path, workers: int = 2) -> list[str | Path]:
     options = ["--workers", str(workers), "--nodes", "2", "--node-rank", str(number), "--coordinator", COORDINATOR]
-    return ["ip", "netns", "exec", host, *ARGOSY, "run", *options, "--secret-file", secret, *words]
+    # Namespaces of one machine could share memory, which hosts cannot.
+    enter = ["ip", "netns", "exec", host, "env", f"ARGOSY_HOST_ID={host}"]
+    return [*enter, *ARGOSY, "run", *options, "--secret-file", secret, *words]
+
+
+def test_hosts_are_what_the_user_says(secret: Path, tmp_path: Path) -> None:
+    script = tmp_path / "hosts.py"
+    script.write_text("import argosy\nfleet = argosy.init()\nprint('hosts', *fleet.group.hosts)\nfleet.close()\n")
+    options = ["--workers", "2", "--nodes", "2", "--coordinator", f"127.0.0.1:{free_port()}", "--secret-file", secret]
+    with ExitStack() as stack:
+        nodes = [
+            stack.enter_context(
+                running([*ARGOSY, "run", *options, "--node-rank", str(number), script], ARGOSY_HOST_ID=name)
+            )
+            for number, name in enumerate(("left", "right"))
+        ]
+        ends = [finish(node, deadline_seconds=60) for node in nodes]
+    assert [end.status for end in ends] == [0, 0], [end.err for end in ends]
+    assert all("hosts 0 0 1 1" in end.out + end.err for end in ends)
 
 
 def test_training_on_two_hosts_is_training_on_one(hosts: tuple[str, str], secret: Path, tmp_path: Path) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from launching import ARGOSY, Finished, alive, finish, pids, run, running, wait_for
+from launching import ARGOSY, Finished, alive, finish, free_port, pids, run, running, wait_for
 
 from argosy.control.secret import Secret
 
@@ -26,12 +25,6 @@ def job(folder: Path, strategy: str, how: str, batches: int = 7) -> Finished:
     assert len(started) == WORKERS
     assert not [pid for pid in started if alive(pid)]
     return done
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def said(done: Finished) -> list[str]:

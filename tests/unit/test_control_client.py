@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import pytest
 from control_harness import harbour
+from launching import free_port
 
 from argosy.control.client import (
     Client,
@@ -57,11 +58,6 @@ def server(behave: Callable[[socket.socket], None]) -> Iterator[str]:
         thread.join(timeout=10.0)
         for sock in accepted:
             sock.close()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @pytest.mark.parametrize("address", ["", "host", ":1", "host:", "host:0", "host:65536", "host:-1", "host:x"])
