@@ -19,7 +19,8 @@ from argosy.checkpoint.boxes import Box, tile
 from argosy.checkpoint.errors import CheckpointError, reason
 from argosy.checkpoint.shard import DTYPES
 
-FORMAT: Final = "argosy-checkpoint-2"
+FORMAT: Final = "argosy-checkpoint-3"
+_READABLE: Final = ("argosy-checkpoint-2", FORMAT)  # the earlier one has no CRC32C
 _FILE_NAME: Final = re.compile(r"rank[0-9]+(-[0-9a-f]+)?\.safetensors")
 
 
@@ -97,7 +98,7 @@ class Manifest:
         """The manifest that a file holds; `where` names the file."""
         try:
             outer = json.loads(data)
-            if outer["format"] != FORMAT:
+            if outer["format"] not in _READABLE:
                 raise CheckpointError(f"{where} has the format {outer['format']!r:.40}; this version reads {FORMAT!r}")
             content = outer["content"]
             if outer["sha256"] != _digest(content):
@@ -128,6 +129,8 @@ def _file(name: str, entry: dict[str, Any]) -> FileEntry:
         raise ValueError(f"it names the file {name!r}, which Argosy did not write")
     file = FileEntry(**entry)
     _number(file.size_bytes, name, 0)
+    if file.crc32c is not None and _number(file.crc32c, name, 0) >= 1 << 32:
+        raise ValueError(f"{name}: {file.crc32c} is no CRC32C")
     return file
 
 

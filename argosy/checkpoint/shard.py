@@ -122,6 +122,7 @@ class Hashed:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._sums = Sums(thorough=True)
+        self._failure: Exception | None = None
         self._chunks: queue.Queue[memoryview | None] = queue.Queue(8)
         self._thread = threading.Thread(target=self._work, name="argosy checkpoint hash", daemon=True)
         self._thread.start()
@@ -135,11 +136,16 @@ class Hashed:
         """The sums of all that was written."""
         self._chunks.put(None)
         self._thread.join()
+        if self._failure is not None:
+            raise self._failure
         return self._sums
 
     def _work(self) -> None:
         while (chunk := self._chunks.get()) is not None:
-            self._sums.add(chunk)
+            try:
+                self._sums.add(chunk)
+            except Exception as error:  # whoever writes must not wait for this thread
+                self._failure = error
 
 
 class Sums:

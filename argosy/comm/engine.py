@@ -18,7 +18,7 @@ import math
 import os
 import weakref
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, NoReturn
 
 import torch
@@ -156,11 +156,14 @@ class EngineGroup(Group):
 
         It is rank 0's, and stays until rank 0 leaves the group.
         """
-        offset = torch.zeros(1, dtype=torch.int64)
+        offset = torch.full((1,), -1, dtype=torch.int64)
         base = self._engine.heap_of(0)
         if self.rank == 0:
-            offset[0] = self._engine.allocate(size_bytes) - base
+            with suppress(MemoryError):
+                offset[0] = self._engine.allocate(size_bytes) - base
         self.broadcast(offset)
+        if int(offset) < 0:
+            raise MemoryError(f"{size_bytes} bytes do not fit into the memory that this host's ranks share")
         return base + int(offset)
 
     def all_reduce(self, tensor: Tensor, op: Op = "sum", *, wait: bool = True) -> Pending:

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from argosy.comm.engine import EngineGroup
 from argosy.comm.group import Group
 from argosy.config import ConfigError
+from argosy.parallel.blocks import size_bytes
 from argosy.parallel.materialise import is_meta, materialise
 from argosy.parallel.memory import give_freed_memory_back, is_plenty, keep_from_the_second_step
 from argosy.parallel.mesh import Mesh
@@ -59,6 +60,8 @@ class Layout:
         self._config_of_pipeline = config.part(PipelineConfig)
         self._replaced = Replaced()
         self._optimizers: list[Optimizer] = []
+        self._first_steps: set[Optimizer] = set()  # of those that have made none
+        self._divided_bytes = 0  # of all parameters, frozen ones too
         self._torch: dict[str, DeviceMesh] = {}
 
     @property
@@ -102,8 +105,9 @@ class Layout:
         self._optimizers.append(optimizer)
         here = self._mesh.hosts.count(self._mesh.hosts[self._group.rank])
         parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-        if self._stage and is_plenty(here * sum(p.numel() * p.element_size() for p in parameters)):
-            self._leaving.callback(keep_from_the_second_step(optimizer))
+        trained_bytes = sum(p.numel() * p.element_size() for p in parameters)
+        if self._stage and is_plenty(here * max(self._divided_bytes, trained_bytes)):
+            self._leaving.callback(keep_from_the_second_step(optimizer, self._first_steps))
 
     def _lay_out_stages(self, pipeline: Pipeline, plan: Plan | None) -> None:
         with self._replaced.watching(pipeline.model):
@@ -122,6 +126,7 @@ class Layout:
     def divide(self, model: nn.Module) -> None:
         """Give each worker its parts of a model, which all workers have, or which is on the meta device."""
         device = device_of(model)
+        self._divided_bytes += size_bytes(model)
         if not is_meta(model):
             make_alike(model, self._group)
         root = self.on_torch(device)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -46,26 +47,37 @@ def give_freed_memory_back() -> None:
         library.malloc_trim(0)
 
 
+def available_bytes() -> float:
+    """Memory that this process could still have: the host's, or what its container is allowed."""
+    told = [_available_on_host(), _available_in_container()]
+    return min(known for known in told if known is not None)
+
+
 def is_plenty(size_bytes: int) -> bool:
-    """Whether the host has so much memory that so many bytes more do not matter.
+    """Whether there is so much memory that so many bytes more do not matter.
 
     A step of sharded modules that is handed out its pages anew takes up to half as long again as one that has kept
     them, and keeping them takes once or twice as much memory as the parameters would on each worker.
     """
-    return size_bytes * _PLENTY <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return size_bytes * _PLENTY <= available_bytes()
 
 
-def keep_from_the_second_step(optimizer: Optimizer) -> Callable[[], None]:
-    """Keep what steps free once an optimizer has made its first; returns what ends the waiting for it.
+def keep_from_the_second_step(optimizer: Optimizer, others: set[Optimizer]) -> Callable[[], None]:
+    """Keep what steps free once an optimizer and the `others` have made their first; returns what ends the waiting.
 
     By then all that lasts is there, in blocks of its own. Were freed memory kept from the beginning, the optimizer's
     states would lie in the gaps between gathered modules, which then fit nowhere: a heap grew to three times what was
     in use. So it is twice, as activations get into the gaps; see `is_plenty`.
     """
 
-    waiting = [keep_freed_memory]
-    hook = optimizer.register_step_post_hook(lambda *_: waiting.pop()() if waiting else None)
-    return hook.remove
+    def stepped(*_: object) -> None:
+        if optimizer in others:
+            others.discard(optimizer)
+            if not others:
+                keep_freed_memory()
+
+    others.add(optimizer)
+    return optimizer.register_step_post_hook(stepped).remove
 
 
 def _set(mmap_threshold: int, trim_threshold: int) -> ctypes.CDLL | None:
@@ -83,3 +95,20 @@ def _set(mmap_threshold: int, trim_threshold: int) -> ctypes.CDLL | None:
 def _is_tuned(environment: Mapping[str, str]) -> bool:
     preloaded = environment.get("LD_PRELOAD", "")
     return any(name.startswith(_TUNED_BY) for name in environment) or any(name in preloaded for name in _ALLOCATORS)
+
+
+def _available_on_host() -> float | None:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def _available_in_container() -> float | None:
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text(encoding="ascii").strip()
+        return None if limit == "max" else float(limit) - float((group / "memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None

@@ -11,9 +11,7 @@ free. From the next step on, as few blocks as fit are recomputed. Workers may de
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -22,6 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from argosy.parallel.blocks import repeated_blocks, span
+from argosy.parallel.memory import available_bytes
 
 _ROOM: Final = 0.5  # of the memory that is free, how much activations may take
 
@@ -113,22 +112,4 @@ def free_bytes() -> float:
     """The memory that is free: the GPU's that this process uses or, without one, the host's or the container's."""
     if torch.cuda.is_available():
         return float(torch.cuda.mem_get_info()[0])
-    told = [_available_on_host(), _available_in_container()]
-    return min(known for known in told if known is not None)
-
-
-def _available_on_host() -> float | None:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-
-
-def _available_in_container() -> float | None:
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = (group / "memory.max").read_text(encoding="ascii").strip()
-        return None if limit == "max" else float(limit) - float((group / "memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
+    return available_bytes()

@@ -24,8 +24,12 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 
 from argosy.comm.backend import ArgosyProcessGroup
 from argosy.comm.engine import EngineGroup
+from argosy.comm.errors import Mismatch
 
 _BUFFERS: Final = 3  # torch keeps one gathered module, and asks for the next while it still has that
+
+
+_exchanges: weakref.WeakKeyDictionary[dist.ProcessGroup, tuple[CommonGather, OpenReduce]] = weakref.WeakKeyDictionary()
 
 
 def exchange_in_memory(modules: Sequence[FSDPModule], mesh: DeviceMesh) -> None:
@@ -34,7 +38,9 @@ def exchange_in_memory(modules: Sequence[FSDPModule], mesh: DeviceMesh) -> None:
     if isinstance(group, ArgosyProcessGroup) and mesh.device_type == "cpu" and group.size() > 1:
         engine = group.engine
         if engine.on_one_host:
-            gather, reduce = CommonGather(engine), OpenReduce(engine)
+            if group not in _exchanges:
+                _exchanges[group] = CommonGather(engine), OpenReduce(engine)
+            gather, reduce = _exchanges[group]
             for module in modules:
                 module.set_custom_all_gather(gather)
                 module.set_custom_reduce_scatter(reduce)
@@ -45,7 +51,7 @@ class _Buffer:
     address: int
     size_bytes: int
     taken: bool = False
-    settled: bool = True  # whether all workers have let go of it: what was free when they last met
+    settled: bool = True  # whether all workers had let go of it when they last met
 
     def tensor(self, elements: int, dtype: torch.dtype) -> Tensor:
         """A tensor in the buffer, which is taken as long as anybody has the tensor."""
@@ -59,10 +65,13 @@ class _Buffer:
 
 
 class CommonGather(AllGather):
-    """An all-gather whose result stands once for all workers.
+    """An all-gather whose result stands once for all workers. One for each group of workers: modules share buffers.
 
-    Whether a buffer can be had is the same on all workers, as they do the same in the same order. One that was let go
-    since they last met may still be read by others.
+    [Note: one meeting]
+    Each worker has copied its part into a buffer; when all have met, the parts are there. At the meeting they also
+    compare which buffer and how much, lest workers that are not in the same module read each other's; and they learn
+    which buffers nobody has in use any more. Only those are used again, so that all workers choose the same one, and
+    none is written while somebody still reads it, however long anybody keeps a tensor.
     """
 
     def __init__(self, engine: EngineGroup) -> None:
@@ -73,25 +82,36 @@ class CommonGather(AllGather):
         """Where parameters are gathered."""
         elements = math.prod(size)
         size_bytes = elements * dtype.itemsize
-        large = [each for each in self._buffers if each.size_bytes >= size_bytes]
-        fit = [each for each in large if each.settled]
-        if not fit and size_bytes and len(large) < _BUFFERS:
-            self._buffers.append(_Buffer(self._engine.common(size_bytes), size_bytes))
-            fit = self._buffers[-1:]
-        if not fit:  # a script gathers many modules at once
+        if not size_bytes:
+            return torch.empty(0, dtype=dtype, device=device)
+        room = 1 << (size_bytes - 1).bit_length()  # of which only what is used exists
+        alike = [each for each in self._buffers if each.size_bytes == room]
+        buffer = next((each for each in alike if each.settled), None)
+        if buffer is None and len(alike) < _BUFFERS:
+            buffer = _Buffer(self._engine.common(room), room)
+            self._buffers.append(buffer)
+        if buffer is None:  # a script gathers many modules at once
             return torch.empty(elements, dtype=dtype, device=device)
-        return min(fit, key=lambda each: each.size_bytes).tensor(elements, dtype)
+        return buffer.tensor(elements, dtype)
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
         """Meet: this worker's part is where it belongs already."""
-        if all(each.address != output_tensor.data_ptr() for each in self._buffers):
+        at = next((i for i, each in enumerate(self._buffers) if each.address == output_tensor.data_ptr()), None)
+        if at is None or not (isinstance(group, ArgosyProcessGroup) and group.engine is self._engine):
             return cast("dist.Work | None", dist.all_gather_single(output_tensor, input_tensor, group, async_op))
-        let_go = [each for each in self._buffers if not each.taken]
-        self._engine.barrier()
-        for each in let_go:
-            each.settled = True
+        elements = output_tensor.numel()
+        told = torch.tensor([at, -at, elements, -elements, *(each.taken for each in self._buffers)], dtype=torch.int64)
+        self._engine.all_reduce(told, "max")
+        most, least, largest, smallest, *taken = told.tolist()
+        if (most, largest) != (-least, -smallest):
+            raise Mismatch(
+                f"workers gather different modules: rank {self._engine.rank} one of {elements} elements, others of "
+                f"{-smallest} to {largest}; all workers of a sharded model run the same modules in the same order"
+            )
+        for each, is_taken in zip(self._buffers, taken, strict=True):
+            each.settled = not is_taken
         return None
 
 
