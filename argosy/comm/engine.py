@@ -13,12 +13,10 @@ with the same reason. `abort` breaks it on purpose; a process then joins another
 
 from __future__ import annotations
 
-import ctypes
-import math
 import os
 import weakref
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Any, NoReturn
 
 import torch
@@ -26,6 +24,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from argosy._native import Engine, EngineError
+from argosy.comm import shared
 from argosy.comm.config import CommConfig
 from argosy.comm.elements import OPS, as_it_is, check_sizes, movable, reducible
 from argosy.comm.errors import Aborted, CommError, Corrupted, DeadlinePassed, Mismatch, PeerLost
@@ -132,19 +131,7 @@ class EngineGroup(Group):
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """A tensor in memory that all ranks of the host map, filled with zeros; it is given back with the tensor."""
-        if not all(isinstance(size, int) and size >= 0 for size in shape):
-            raise ValueError(f"empty{shape}: give the sizes as whole numbers, such as empty(3, 4)")
-        elements = math.prod(shape)
-        if elements == 0:
-            return torch.empty(shape, dtype=dtype)
-        size_bytes = elements * dtype.itemsize
-        try:
-            address = self._engine.allocate(size_bytes)
-        except MemoryError:
-            raise MemoryError(f"{size_bytes} bytes do not fit into the memory that this host's ranks share") from None
-        memory = (ctypes.c_char * size_bytes).from_address(address)
-        weakref.finalize(memory, self._engine.release, address).atexit = False
-        return torch.frombuffer(memory, dtype=dtype, count=elements).view(shape)
+        return shared.empty(self._engine, shape, dtype)
 
     @property
     def on_one_host(self) -> bool:
@@ -156,15 +143,9 @@ class EngineGroup(Group):
 
         It is rank 0's, and stays until rank 0 leaves the group.
         """
-        offset = torch.full((1,), -1, dtype=torch.int64)
-        base = self._engine.heap_of(0)
-        if self.rank == 0:
-            with suppress(MemoryError):
-                offset[0] = self._engine.allocate(size_bytes) - base
+        offset = torch.tensor([shared.offset(self._engine, size_bytes) if self.rank == 0 else 0])
         self.broadcast(offset)
-        if int(offset) < 0:
-            raise MemoryError(f"{size_bytes} bytes do not fit into the memory that this host's ranks share")
-        return base + int(offset)
+        return shared.address(self._engine, int(offset), size_bytes)
 
     def all_reduce(self, tensor: Tensor, op: Op = "sum", *, wait: bool = True) -> Pending:
         """Replace `tensor` on every member by the members' tensors combined."""

@@ -83,3 +83,16 @@ def test_sums_in_parts(at: Harbour, monkeypatch: pytest.MonkeyPatch) -> None:
     together(*(lambda r=r: living.add_up(tensors[r], workers[r], 2) for r in range(2)))
     for tensor in tensors:
         torch.testing.assert_close(tensor, 3.0 * torch.arange(8, dtype=torch.float64), rtol=0, atol=0)
+
+
+def test_who_is_lost_between_two_parts_counts_in_none(at: Harbour, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(living, "_MEETING_BYTES", 8 * 3 * 2)  # two numbers of each of three
+    workers = of(at, 3)
+    tensors = [torch.full((6,), 1.0 + rank, dtype=torch.float64) for rank in range(3)]
+
+    def give_a_part_and_go() -> None:
+        workers[2].meet(tensors[2][:2].numpy().tobytes())
+        workers[2].close()
+
+    together(*(lambda r=r: living.add_up(tensors[r], workers[r], 3) for r in range(2)), give_a_part_and_go)
+    assert tensors[0].tolist() == tensors[1].tolist() == [3.0] * 6
