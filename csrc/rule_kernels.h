@@ -112,6 +112,7 @@ void update(const Rule& given, const RowBatch& batch) {
       }
       float* value = batch.values[row];
       if constexpr (kKind == RuleKind::ftrl) {
+        if (step.lr == 0) return;  // its formula divides by the rate
         update_ftrl(rule, step, value, value + dim, batch.gradients[row], dim);
       } else {
         update_row<kKind>(rule, step, value, value + dim, batch.gradients[row], dim);

@@ -43,7 +43,7 @@ void Table::give_back(std::unique_ptr<SortedIds> sorted) const {
 // Calls `work` with each shard that has some of the ids, and these, while it is locked. Requests begin at different
 // shards, and come back later to those that are in use.
 template <class Work>
-void Table::at_each_shard(const std::int64_t* ids, std::size_t count, Work work) const {
+void Table::at_each_shard(const std::int64_t* ids, std::size_t count, const float* beside, Work work) const {
   if (count > kMostIds) {
     throw std::length_error("a request has " + std::to_string(count) + " ids: at most 2^32 - 1 fit");
   }
@@ -51,7 +51,7 @@ void Table::at_each_shard(const std::int64_t* ids, std::size_t count, Work work)
   auto sorted = borrow();
   const std::size_t first = turn_.fetch_add(11, std::memory_order_relaxed);  // far apart, and in the end at every one
   for (std::size_t begin = 0; begin < count;) {
-    begin = sorted->sort(ids, begin, count);
+    begin = sorted->sort(ids, begin, count, beside, config_.dim);
     std::array<std::size_t, kShards> busy;
     std::size_t left = 0;
     for (std::size_t i = 0; i < kShards; ++i) {
@@ -73,17 +73,18 @@ void Table::at_each_shard(const std::int64_t* ids, std::size_t count, Work work)
 }
 
 void Table::pull(const std::int64_t* ids, std::size_t count, float* out) const {
-  at_each_shard(ids, count, [&](const Shard& shard, Shard::Entries entries) { shard.pull(entries, out); });
+  at_each_shard(ids, count, out, [&](const Shard& shard, Shard::Entries entries) { shard.pull(entries, out); });
 }
 
 Pushed Table::push(const Push& push) {
   Pushed pushed;
-  at_each_shard(push.ids, push.count, [&](Shard& shard, Shard::Entries entries) { shard.push(entries, push, pushed); });
+  at_each_shard(push.ids, push.count, push.gradients,
+                [&](Shard& shard, Shard::Entries entries) { shard.push(entries, push, pushed); });
   return pushed;
 }
 
 void Table::set(const std::int64_t* ids, std::size_t count, const float* values) {
-  at_each_shard(ids, count, [&](Shard& shard, Shard::Entries entries) { shard.set(entries, values); });
+  at_each_shard(ids, count, values, [&](Shard& shard, Shard::Entries entries) { shard.set(entries, values); });
 }
 
 std::uint64_t Table::rows() const {

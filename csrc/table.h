@@ -35,7 +35,8 @@ class Table {
   // Applies gradients. Rows are made of ids that are admitted.
   Pushed push(const Push& push);
 
-  // Sets values; rows are made, whether admitted or not. The state of rows that are there stays.
+  // Sets values; rows are made, whether admitted or not. The state of rows that are there stays, and so
+  // does the number of their updates.
   void set(const std::int64_t* ids, std::size_t count, const float* values);
 
   std::uint64_t rows() const;
@@ -59,7 +60,7 @@ class Table {
 
  private:
   template <class Work>
-  void at_each_shard(const std::int64_t* ids, std::size_t count, Work work) const;
+  void at_each_shard(const std::int64_t* ids, std::size_t count, const float* beside, Work work) const;
   std::unique_ptr<SortedIds> borrow() const;
   void give_back(std::unique_ptr<SortedIds> sorted) const;
 

@@ -46,8 +46,10 @@ class SortedIds {
     std::uint32_t place;  // in the request
   };
 
-  // Takes up to kPiece ids, from number `begin` on; returns the number of the next one.
-  std::size_t sort(const std::int64_t* ids, std::size_t begin, std::size_t count);
+  // Takes up to kPiece ids, from number `begin` on; returns the number of the next one. `beside` are the `width`
+  // numbers that belong to each id, or null: fetched here, where they are in order, as later they will not be.
+  std::size_t sort(const std::int64_t* ids, std::size_t begin, std::size_t count, const float* beside,
+                   std::size_t width);
   std::span<const Entry> of_shard(std::size_t shard) const {
     return {entries_.data() + begins_[shard], begins_[shard + 1] - begins_[shard]};
   }

@@ -31,11 +31,11 @@ class [[gnu::packed, gnu::aligned(4)]] Age {
   std::uint32_t bits_ = 0;
 };
 
-// What is before the value of a row.
+// What is before the value of a row. The id comes last: a pull reads from there on.
 struct [[gnu::packed, gnu::aligned(4)]] RowHead {
-  std::int64_t id;  // of a free row: the next free one
-  Age age;          // updates, and days without one
+  Age age;  // updates, and days without one
   float show, click;
+  std::int64_t id;  // of a free row: the next free one
 
   float* value() { return reinterpret_cast<float*>(this + 1); }
   const float* value() const { return reinterpret_cast<const float*>(this + 1); }

@@ -3,6 +3,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 
 namespace argosy {
@@ -19,7 +20,7 @@ constexpr std::size_t kLine = 64;
 // How many rows are gone through without giving up the lock: a millisecond or so.
 constexpr std::uint32_t kTurn = 16384;
 
-// How full an index may be, in eighths, for all memory to stay within 1.3 times that of the rows.
+// How full an index may be, in eighths, for all memory to stay within 1.3 times that of the rows, from 4 columns on.
 std::uint32_t most_load(std::size_t record_bytes) { return record_bytes >= 84 ? 5 : record_bytes >= 64 ? 6 : 7; }
 
 // The part of an id's hash that an index goes by.
@@ -52,9 +53,9 @@ Shard::Shard(const TableConfig& config, const Updater& updater, Pages& pages)
       waiting_index_(most_load(sizeof(Waiting))) {}
 
 // Calls `ahead` for each entry some blocks early, then `consume` for each block, with the rows that have their hashes:
-// the ids are to be compared yet.
+// the ids are to be compared yet. Of a row, what begins at `skip` is fetched.
 template <class Ahead, class Consume>
-void Shard::walk(Entries entries, std::size_t row_bytes, Ahead ahead, Consume consume) const {
+void Shard::walk(Entries entries, std::size_t skip, std::size_t row_bytes, Ahead ahead, Consume consume) const {
   std::array<std::array<RowHead*, kBlock>, kAheadBlocks + 1> found;
   const std::size_t blocks = (entries.size() + kBlock - 1) / kBlock;
   const auto block_at = [&](std::size_t block) {
@@ -70,7 +71,7 @@ void Shard::walk(Entries entries, std::size_t row_bytes, Ahead ahead, Consume co
         ahead(entry.place);
         const std::uint32_t number = index_.find(entry.hash, [](std::uint32_t) { return true; });
         *row = number == Index::kNone ? nullptr : rows_.at(number);
-        if (*row != nullptr) prefetch(*row, row_bytes);
+        if (*row != nullptr) prefetch(reinterpret_cast<const std::byte*>(*row) + skip, row_bytes - skip);
         ++row;
       }
     }
@@ -93,7 +94,8 @@ void Shard::initial_value(std::int64_t id, float* out) const {
 void Shard::pull(Entries entries, float* out) const {
   const std::size_t dim = config_.dim, bytes = dim * sizeof(float);
   walk(
-      entries, sizeof(RowHead) + bytes, [&](std::uint32_t place) { prefetch(out + place * dim, bytes); },
+      entries, offsetof(RowHead, id), sizeof(RowHead) + bytes,
+      [&](std::uint32_t place) { prefetch(out + place * dim, bytes); },
       [&](Entries block, RowHead* const* found) {
         for (std::size_t i = 0; i < block.size(); ++i) {
           const auto [id, hash, place] = block[i];
@@ -174,7 +176,7 @@ void Shard::push(Entries entries, const Push& push, Pushed& pushed) {
     prefetch(push.gradients + place * dim, bytes);
     if (compensates) prefetch(push.pulled + place * dim, bytes);
   };
-  walk(entries, rows_.record_bytes(), ahead, [&](Entries block, RowHead* const* found) {
+  walk(entries, 0, rows_.record_bytes(), ahead, [&](Entries block, RowHead* const* found) {
     std::array<const float*, kBlock> gradients;
     for (std::size_t i = 0; i < block.size(); ++i) gradients[i] = push.gradients + block[i].place * dim;
     const std::uint64_t broken = kernels.not_finite(gradients.data(), block.size(), dim, push.scale);
@@ -224,7 +226,7 @@ void Shard::set(Entries entries, const float* values) {
   for (const auto& entry : entries) {
     RowHead* row = find(entry.hash, entry.id);
     if (row == nullptr) row = make(entry.hash, entry.id);
-    row->age = Age();
+    row->age.see(0);
     std::copy_n(values + entry.place * dim, dim, row->value());
   }
 }

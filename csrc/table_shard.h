@@ -40,7 +40,7 @@ class Shard {
   struct Updates;
 
   template <class Ahead, class Consume>
-  void walk(Entries entries, std::size_t row_bytes, Ahead ahead, Consume consume) const;
+  void walk(Entries entries, std::size_t skip, std::size_t row_bytes, Ahead ahead, Consume consume) const;
   RowHead* find(std::uint32_t hash, std::int64_t id) const;
   RowHead* make(std::uint32_t hash, std::int64_t id);
   std::optional<std::uint32_t> admit(std::uint32_t hash, std::int64_t id, std::uint32_t shows, std::uint64_t sequence);

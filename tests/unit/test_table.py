@@ -141,6 +141,15 @@ def test_ftrl_is_that_of_the_paper(power: float) -> None:
     )
 
 
+def test_ftrl_rests_where_a_schedule_has_come_to_nothing() -> None:
+    table = Rows(table_config(4, FTRL(0.1, l1=0.01)))
+    table.push([5], torch.ones(1, 4))
+    before = table.scan()[5]
+    table.push([5], torch.ones(1, 4), lr_factor=0.0)
+    for part, was in zip(table.scan()[5][:2], before[:2], strict=True):
+        torch.testing.assert_close(part, was, rtol=0, atol=0)
+
+
 def test_all_instruction_sets_give_the_same_bits() -> None:
     generator = torch.Generator().manual_seed(1)
     ids, gradients = random_ids(100), torch.randn(3, 100, 19, generator=generator)
@@ -264,6 +273,16 @@ def test_set_makes_rows_and_leaves_the_state_of_those_that_are_there() -> None:
     assert rows[3][0].tolist() == [7.0] * 4
     assert rows[3][1].tolist() == [1.5] * 4
     assert table.pull([4, 3, 4])[:, 0].tolist() == [1, 7, 1]
+
+
+def test_set_leaves_the_number_of_steps_that_adam_has_made() -> None:
+    config = table_config(4, Adam(0.1))
+    plain, often_set = Rows(config), Rows(config)
+    for step in range(5):
+        for table in (plain, often_set):
+            table.push([3], torch.full((1, 4), float(step - 1)))
+        often_set.set([3], often_set.pull([3]))
+    torch.testing.assert_close(often_set.pull([3]), plain.pull([3]), rtol=0, atol=0)
 
 
 def test_many_threads_push_and_pull() -> None:
