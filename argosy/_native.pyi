@@ -698,8 +698,12 @@ class PsClient:
     def set_rows(self, table: int, ids_at: int, count: int, values_at: int) -> None:
         """Set rows, and make those that are missing. Ids are distinct."""
 
-    def done(self, step: int, weight: float = 1.0) -> None:
-        """Tell all servers, after the pushes, that this client has done a step, of `weight` samples."""
+    def done(self, step: int, weight: float = 1.0, batches: int = 1, may_be_late: bool = False) -> None:
+        """Tell all servers, after the pushes, that this client has done a step, of `weight` samples.
+
+        `batches`: how many steps it is for learning-rate schedules. `may_be_late`: the first server is asked whether
+        the step is late, and the others are told, so that they drop it or not as one.
+        """
 
     def flush(self, timeout_seconds: float = 60.0) -> None:
         """Wait until all that was pushed is acknowledged."""

@@ -215,8 +215,11 @@ void bind_pushes(nb::class_<Client>& type) {
           "number"_a, "gradients_at"_a, "pulled_at"_a = 0, "compensation"_a = 0.0f, "lr_factor"_a = 1.0f,
           "sequence"_a = 0, NoGil())
       .def(
-          "done", [](Client& c, std::uint64_t step, double weight) { c.get().done(step, weight); }, "step"_a,
-          "weight"_a = 1.0, NoGil())
+          "done",
+          [](Client& c, std::uint64_t step, double weight, std::uint64_t batches, bool may_be_late) {
+            c.get().done(step, weight, batches, may_be_late);
+          },
+          "step"_a, "weight"_a = 1.0, "batches"_a = 1, "may_be_late"_a = false, NoGil())
       .def(
           "flush", [](Client& c, double timeout) { c.get().flush(timeout); }, "timeout_seconds"_a = 60.0, NoGil())
       .def(

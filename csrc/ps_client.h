@@ -72,7 +72,8 @@ class PsClient {
   void push(const PsPushRows& push);
   void push_range(std::uint32_t number, const float* gradients, const float* pulled, float compensation,
                   float lr_factor, std::uint64_t sequence);
-  void done(std::uint64_t step, double weight);
+  // `may_be_late`: not all workers are waited for, and servers must agree on who was in time.
+  void done(std::uint64_t step, double weight, std::uint64_t batches = 1, bool may_be_late = false);
   void flush(double timeout_seconds);  // until all is acknowledged
   void leave(double timeout_seconds);
   void rest(double timeout_seconds);

@@ -169,12 +169,18 @@ void PsClient::push_range(std::uint32_t number, const float* gradients, const fl
   send_push(state.server, made, bytes);
 }
 
-void PsClient::done(std::uint64_t step, double weight) {
+void PsClient::done(std::uint64_t step, double weight, std::uint64_t batches, bool may_be_late) {
   post_->throw_late_error();
   PsHead request = head(PsKind::done);
   request.sequence = step;
   request.weight = weight;
-  for (std::size_t server = 0; server < servers_; ++server) {
+  request.count = batches;
+  std::size_t first = 0;
+  if (may_be_late && servers_ > 1) {  // see [Note: gathered steps]
+    if (ask(0, make(request))->reply.count == 0) request.flags |= PsHead::kLate;
+    first = 1;
+  }
+  for (std::size_t server = first; server < servers_; ++server) {
     const PsRequestPtr made = make(request);
     made->quiet = true;
     send(2 * server + 1, made);

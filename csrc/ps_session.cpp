@@ -161,7 +161,8 @@ bool PsSession::mark_step(const PsHead& head) {
     if (!(head.weight >= 0) || std::isinf(head.weight)) {
       throw PsRefusal(PsWrong::malformed, describe(head) + ": its weight is " + std::to_string(head.weight));
     }
-    core_.steps.done(client_, head.sequence, head.weight);
+    const bool late = head.flags & PsHead::kLate;
+    return answer(head, nullptr, 0, core_.steps.done(client_, head.sequence, head.weight, head.count, late));
   }
   return answer(head);
 }

@@ -9,6 +9,7 @@
 namespace argosy {
 namespace {
 
+constexpr double kRounding = 1e-6;                              // three thirds are one
 constexpr auto kBetweenLooks = std::chrono::milliseconds(100);  // at whether the one who waits is still there
 
 template <class Numbers>
@@ -32,6 +33,7 @@ std::uint64_t PsSteps::joined(std::uint32_t client) {
   const std::lock_guard lock(mutex_);
   Client& who = clients_.at(client);
   if (who.state != Client::State::here) ++who.visit;
+  if (who.state == Client::State::left) ++who.lives;
   who.state = Client::State::here;
   return who.visit;
 }
@@ -147,18 +149,21 @@ void PsSteps::drop(const PsContribution& late) {
   }
 }
 
-void PsSteps::done(std::uint32_t client, std::uint64_t step, double weight) {
+bool PsSteps::done(std::uint32_t client, std::uint64_t step, double weight, std::uint64_t batches, bool late) {
   std::unique_lock lock(mutex_);
   Client& who = clients_.at(client);
-  if (who.gone()) return;
-  if (step < who.clock) return;          // told again
+  if (who.gone()) return false;
+  if (step < who.clock) return true;     // told again
   who.clock = std::max(step + 1, step);  // the last number has no next
   who.rests = false;
   ++who.dones;
   ++dones_;
+  const auto there = std::count_if(clients_.begin(), clients_.end(), [](const Client& c) { return !c.gone(); });
+  progress_ += static_cast<double>(batches) / static_cast<double>(there);
   if (gathers()) {
     PsContribution part = {client, weight, std::exchange(who.open, {})};
-    if (step < closed_) {
+    late = late || step < closed_ || (pending_.contains(step) && pending_[step].size() >= aggregate_);
+    if (late) {
       drop(part);
     } else {
       pending_[step].push_back(std::move(part));
@@ -166,6 +171,7 @@ void PsSteps::done(std::uint32_t client, std::uint64_t step, double weight) {
     }
   }
   changed_.notify_all();
+  return !late;
 }
 
 void PsSteps::apply_complete(std::unique_lock<std::mutex>& lock) {
@@ -174,7 +180,6 @@ void PsSteps::apply_complete(std::unique_lock<std::mutex>& lock) {
     std::vector<PsContribution> parts = std::move(pending_.begin()->second);
     pending_.erase(pending_.begin());
     ++closed_;
-    for (; parts.size() > aggregate_; parts.pop_back()) drop(parts.back());
     for (const PsContribution& part : parts) {
       for (const PsGathered& push : part.pushes) count_staleness_of(version_, push.basis);
     }
@@ -196,7 +201,9 @@ void PsSteps::apply_complete(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-std::uint64_t PsSteps::step_of_all() const { return gathers() ? version_ : dones_ / clients_.size(); }
+std::uint64_t PsSteps::step_of_all() const {
+  return gathers() ? version_ : static_cast<std::uint64_t>(progress_ + kRounding);
+}
 
 std::uint64_t PsSteps::global_step() const {
   const std::lock_guard lock(mutex_);
@@ -223,16 +230,18 @@ std::vector<std::uint32_t> PsSteps::lost() const {
 std::string PsSteps::json() const {
   const std::vector<std::uint32_t> gone = lost();
   const std::lock_guard lock(mutex_);
-  std::vector<std::uint64_t> clocks, late;
+  std::vector<std::uint64_t> clocks, late, lives;
   for (const Client& client : clients_) {
     clocks.push_back(client.clock);
+    lives.push_back(client.lives);
     late.push_back(client.late);
   }
-  return "\"clocks\":" + json_list(clocks) + ",\"version\":" + std::to_string(version_) +
-         ",\"global_step\":" + std::to_string(step_of_all()) + ",\"lost\":" + json_list(gone) +
-         ",\"late_dropped\":" + std::to_string(late_steps_) + ",\"late_pushes\":" + std::to_string(late_pushes_) +
-         ",\"late_rows\":" + std::to_string(late_rows_) + ",\"late_by_client\":" + json_list(late) +
-         ",\"staleness\":" + json_list(staleness_) + ",\"stalest\":" + std::to_string(stalest_);
+  return "\"clocks\":" + json_list(clocks) + ",\"lives\":" + json_list(lives) +
+         ",\"version\":" + std::to_string(version_) + ",\"global_step\":" + std::to_string(step_of_all()) +
+         ",\"lost\":" + json_list(gone) + ",\"late_dropped\":" + std::to_string(late_steps_) +
+         ",\"late_pushes\":" + std::to_string(late_pushes_) + ",\"late_rows\":" + std::to_string(late_rows_) +
+         ",\"late_by_client\":" + json_list(late) + ",\"staleness\":" + json_list(staleness_) +
+         ",\"stalest\":" + std::to_string(stalest_);
 }
 
 }  // namespace argosy

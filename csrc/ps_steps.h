@@ -10,7 +10,8 @@
 // [Note: gathered steps]
 // With `aggregate` > 0 a client's pushes are kept until it has done the step. As soon as so many clients have done it,
 // the step is closed: their pushes are merged and applied, by the thread that brought the last of them, and the version
-// goes up. Those who are done with a closed step are late: their pushes are dropped and counted.
+// goes up. Those who are done with a closed step are late: their pushes are dropped and counted. Of several servers,
+// the first one decides who is late, and clients tell the others: a gradient is in a step everywhere or nowhere.
 #pragma once
 
 #include <atomic>
@@ -56,8 +57,9 @@ class PsSteps {
   // Of a push that was applied at once, whose pull was answered with `basis`.
   void count_staleness(std::uint32_t client, std::uint64_t basis);
   void gather(std::uint32_t client, PsGathered push);
-  // The client has done the step. Applies what is complete by it.
-  void done(std::uint32_t client, std::uint64_t step, double weight);
+  // The client has done the step, which stands for `batches` of them in learning-rate schedules. Applies what is
+  // complete by it. False if it is late, or was found to be so elsewhere.
+  bool done(std::uint32_t client, std::uint64_t step, double weight, std::uint64_t batches = 1, bool late = false);
 
   std::uint64_t global_step() const;
   // How many steps of others were applied: the difference between two looks is the staleness of what lies between.
@@ -70,6 +72,7 @@ class PsSteps {
   struct Client {
     enum class State { awaited, here, left, lost } state = State::awaited;
     std::uint64_t clock = 0, dones = 0, visit = 0, late = 0;
+    std::uint64_t lives = 0;  // how often it has joined anew after it had left
     bool rests = false;
     std::map<std::pair<bool, std::uint32_t>, std::uint64_t> next_sequence;
     std::vector<PsGathered> open;  // pushes of the step that it has not done yet
@@ -92,6 +95,7 @@ class PsSteps {
   bool stopped_ = false;
   std::vector<Client> clients_;
   std::uint64_t dones_ = 0;
+  double progress_ = 0;                     // batches, each divided by the number of clients that were there
   std::uint64_t version_ = 0, closed_ = 0;  // a step that is being applied is closed, and no version yet
   bool applying_ = false;
   std::map<std::uint64_t, std::vector<PsContribution>> pending_;  // by step, in order of arrival

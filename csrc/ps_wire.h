@@ -29,7 +29,7 @@ enum class PsKind : std::uint8_t {
   pull_range,    // answer: `count` floats, encoded
   push_range,    // payload as PushLayout says, without ids
   set_range,     // payload `count` fp32
-  done,          // `sequence` is the step, `weight` its samples
+  done,  // `sequence` is the step, `weight` its samples, `count` its batches; answer: count of 1, or 0 if it is late
   leave,
   stats,    // answer: JSON
   end_day,  // `decay_or_score`
@@ -44,6 +44,7 @@ struct PsHead {
   static constexpr std::uint32_t kMagic = 0x53505241;  // "ARPS"
   static constexpr std::uint16_t kVersion = 1;
   static constexpr std::uint32_t kShared = 1, kShows = 2, kClicks = 4, kPulled = 8;  // flags: what the payload has
+  static constexpr std::uint32_t kLate = 16;  // of a step that is done: another server has found it to be late
 
   std::uint32_t magic = kMagic;
   std::uint16_t version = kVersion;
@@ -51,7 +52,7 @@ struct PsHead {
   PsValues values = PsValues::fp32;
   std::uint32_t client = 0, number = 0;  // who asks, and for which table or range
   std::uint64_t sequence = 0;            // of a push; a repeated one is not applied again
-  std::uint64_t count = 0;               // ids, or floats of a range
+  std::uint64_t count = 0;               // ids, floats of a range, or batches of a step
   std::uint64_t own = 0, all = 0;        // a pull waits for both: see ps_steps.h
   std::uint64_t basis = 0;               // of a push: what the answer to its pull told
   std::uint64_t cursor = 0;
@@ -88,7 +89,7 @@ struct PsReply {
   PsWrong wrong = PsWrong::none;  // if some: the payload is text
   std::uint8_t reserved = 0;
   std::uint64_t sequence = 0;     // the request's
-  std::uint64_t count = 0;        // rows in the payload, or rows removed
+  std::uint64_t count = 0;        // rows in the payload, rows removed, or whether a step is in time
   std::uint64_t cursor = 0;       // where a scan goes on
   std::uint64_t global_step = 0;  // steps that were applied: what learning-rate schedules count
   std::uint64_t basis = 0;        // see PsSteps::basis

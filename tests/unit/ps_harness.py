@@ -120,8 +120,8 @@ class Client:
         numbers = np.broadcast_to(np.asarray(values, dtype=np.float32), self.counts[number]).copy()
         self.native.set_range(number, at(numbers))
 
-    def done(self, step: int, weight: float = 1.0) -> None:
-        self.native.done(step, weight)
+    def done(self, step: int, weight: float = 1.0, batches: int = 1, may_be_late: bool = False) -> None:
+        self.native.done(step, weight, batches, may_be_late)
 
     def flush(self) -> None:
         self.native.flush(DEADLINE_SECONDS)

@@ -196,6 +196,59 @@ def test_late_gradients_are_dropped_and_counted() -> None:
         assert stats["late_by_client"] == [steps + 2 * value for value in own]
 
 
+def test_servers_agree_on_who_was_late() -> None:
+    workers, aggregate, steps = 3, 2, 40
+    with job(servers=2, workers=workers, aggregate=aggregate) as made:
+        clients = [made.join(worker) for worker in range(workers)]
+        for client in clients:
+            for server in range(2):
+                client.create_range(server, workers, server)
+
+        def work(worker: int) -> None:
+            client = clients[worker]
+            for step in range(steps):
+                for server in range(2):
+                    client.push_range(server, np.eye(workers)[worker])
+                client.done(step, may_be_late=True)
+                client.pull_range(0, all=step + 1)
+            client.flush()
+
+        in_threads(*(lambda worker=worker: work(worker) for worker in range(workers)))
+        first, second = (server.stats() for server in made.servers)
+        assert first["late_by_client"] == second["late_by_client"]
+        assert sum(first["late_by_client"]) == (workers - aggregate) * steps
+        # Whoever was in a step is in it on both: each has half of its own gradient there.
+        taken = [clients[0].pull_range(server, all=steps) for server in range(2)]
+        np.testing.assert_array_equal(taken[0], taken[1])
+        np.testing.assert_array_equal(taken[0], (np.array(first["late_by_client"]) - steps) / 2)
+
+
+def test_schedules_count_batches_of_workers_that_are_there() -> None:
+    with job(workers=2) as made:
+        clients = [made.join(worker) for worker in range(2)]
+        for client in clients:
+            client.done(0, batches=5)  # merged ones
+            client.flush()
+        assert made.servers[0].stats()["global_step"] == 5
+        clients[1].native.close()
+        eventually(lambda: made.servers[0].lost() == [1])
+        for step in range(1, 4):
+            clients[0].done(step)
+        clients[0].flush()
+        assert made.servers[0].stats()["global_step"] == 8
+
+
+def test_who_leaves_and_joins_again_has_its_clock_and_another_life() -> None:
+    with job(workers=1) as made:
+        client = made.join(0)
+        client.done(0)
+        client.native.leave(DEADLINE_SECONDS)
+        client.native.close()
+        made.join(0)
+        told = made.servers[0].stats()
+        assert (told["clocks"], told["lives"]) == ([1], [1])
+
+
 def test_steps_are_over_when_all_servers_have_applied_them() -> None:
     with job(servers=2, workers=2, aggregate=1) as made:
         one, other = made.join(0), made.join(1)
