@@ -163,7 +163,8 @@ class Fleet:
 
         It trains the model and the optimizer that were distributed last. `x` goes into the model (a tuple or list as
         its arguments, a dict as its keywords); `loss_fn(output, y)` is a mean over the batch. With `clip_norm`, the
-        gradient is scaled down to this norm if it is longer, over all workers that hold parts of it.
+        gradient is scaled down to this norm if it is longer, over all workers that hold parts of it. The rows of an
+        `argosy.Embedding` are no parameters: they are neither in the norm nor scaled.
 
         >>> import tempfile, torch, argosy
         >>> fleet = argosy.init(run_folder=tempfile.mkdtemp())
@@ -178,6 +179,8 @@ class Fleet:
                 f"{len(self._optimizers)} optimizers; write the step out with backward() and optimizer.step()"
             )
         (model,), (optimizer,) = self._models, self._optimizers
+        if clip_norm is not None:
+            self._tables.check_clipping()
         return self._training.step(model, optimizer, x, y, loss_fn, clip_norm)
 
     def forward(self, x: Any) -> Any:

@@ -2,7 +2,8 @@
 
 In place of each `optimizer.step()` a worker pushes its gradient, one flat vector for each group of parameters, and
 pulls what the servers have made of it and of the others'. The optimizer itself finds no gradient to step with. Its
-learning rate is read at every step, so schedulers work as they are.
+learning rate is read at every step, so schedulers of it work as they are. Parameters that want no gradient when the
+optimizer is distributed stay as they are.
 
 Under `geo` the worker steps by itself, and what is pushed every k steps is the difference, divided by the workers.
 """
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from argosy.comm.group import Group
-from argosy.ps.dense_rule import ADD, dense_rule
+from argosy.ps.dense_rule import ADD, bears_nothing, dense_rule, settings
 from argosy.ps.remote import RemoteStore
 
 
@@ -24,22 +25,39 @@ class ServedParameters:
     """The parameters of one optimizer."""
 
     def __init__(self, optimizer: Optimizer, store: RemoteStore, group: Group) -> None:
-        self._store = store
+        self._store, self._optimizer = store, optimizer
         self._flats = [_Flat(each["params"]) for each in optimizer.param_groups]
-        self._groups = optimizer.param_groups
-        self._rates = [float(each["lr"]) for each in optimizer.param_groups]
+        self._settings = [settings(each) for each in optimizer.param_groups]
         for number, (flat, each) in enumerate(zip(self._flats, optimizer.param_groups, strict=True)):
             _open(store, number, self._rule(optimizer, each), flat, group)
 
     def _rule(self, optimizer: Optimizer, group: dict[str, Any]) -> bytes:
         return dense_rule(optimizer, group)
 
-    def push(self) -> None:
-        """Hand the gradients over, and leave none for the optimizer."""
-        for number, (flat, group, rate) in enumerate(zip(self._flats, self._groups, self._rates, strict=True)):
-            factor = float(group["lr"]) / rate if rate else 1.0
+    def push(self, *, empty: bool = False) -> None:
+        """Hand the gradients over, and leave none for the optimizer. A batch may be empty: then there are none."""
+        self._check_unchanged()
+        for number, (flat, group) in enumerate(zip(self._flats, self._optimizer.param_groups, strict=True)):
+            if not empty and not bears_nothing(self._optimizer, group):
+                flat.check_gradients(number)
             pulled = flat.values() if self._store.compensates else None
-            self._store.push_vector(number, flat.take_gradients(), factor, pulled)
+            self._store.push_vector(number, flat.take_gradients(), float(group["lr"]), pulled)
+
+    def _check_unchanged(self) -> None:
+        groups = self._optimizer.param_groups
+        if len(groups) != len(self._settings):
+            raise RuntimeError(
+                f"the optimizer had {len(self._settings)} groups of parameters when it was distributed, and has "
+                f"{len(groups)}: add them before, or use dense=allreduce"
+            )
+        for number, (group, before) in enumerate(zip(groups, self._settings, strict=True)):
+            for name, was in before.items():
+                if group[name] != was:
+                    raise RuntimeError(
+                        f"{name} of group {number} was {was} when the optimizer was distributed, and is {group[name]}: "
+                        f"servers follow the learning rate only; keep it (OneCycleLR(cycle_momentum=False), say), or "
+                        f"use dense=allreduce"
+                    )
 
     def pull(self) -> None:
         """Take what the parameters have become, for the next step."""
@@ -63,7 +81,7 @@ class AveragedParameters(ServedParameters):
     def _rule(self, optimizer: Optimizer, group: dict[str, Any]) -> bytes:
         return ADD
 
-    def push(self) -> None:
+    def push(self, *, empty: bool = False) -> None:
         """Hand over this worker's part of the mean of all differences."""
         for number, (flat, base) in enumerate(zip(self._flats, self._bases, strict=True)):
             self._store.push_vector(number, (flat.values() - base) / self._workers, 1.0)
@@ -78,6 +96,7 @@ class _Flat:
     """Several parameters as one vector."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
+        parameters = [parameter for parameter in parameters if parameter.requires_grad]
         for parameter in parameters:
             if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
                 raise TypeError(
@@ -89,7 +108,18 @@ class _Flat:
         self._gradients = torch.zeros(self.numbers)
 
     def values(self) -> Tensor:
-        return torch.cat([parameter.detach().reshape(-1) for parameter in self._parameters])
+        return torch.cat([torch.empty(0), *(parameter.detach().reshape(-1) for parameter in self._parameters)])
+
+    def check_gradients(self, group: int) -> None:
+        """Refuse a parameter without a gradient, where servers would not leave it as torch does."""
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                raise RuntimeError(
+                    f"a parameter of shape {tuple(parameter.shape)} in group {group} has no gradient in this step: an "
+                    f"optimizer would leave it alone, and servers would step it, by weight decay or momentum; freeze "
+                    f"it with requires_grad_(False) before distribute(), give the optimizer only what is used, or use "
+                    f"dense=allreduce"
+                )
 
     def take_gradients(self) -> Tensor:
         """The gradients; zeros where there are none. Parameters have none afterwards."""

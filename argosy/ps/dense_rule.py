@@ -10,6 +10,9 @@ from argosy._native import table_config
 
 ADD: Final = table_config(1, "add")
 
+_NUMBERS: Final = ("weight_decay", "eps", "alpha", "momentum", "betas", "nesterov")
+"""What a rule takes of a group, besides the learning rate, which is sent with every push."""
+
 # What a group must say for servers to step as torch does; anything else would be ignored silently.
 _WANTED: dict[type[Optimizer], dict[str, Any]] = {
     SGD: {"dampening": 0, "maximize": False, "differentiable": False},
@@ -43,8 +46,9 @@ RMSprop, Adam or AdamW, or dense=allreduce
                 f"dense=allreduce"
             )
     numbers: dict[str, Any] = {
-        name: float(group[name]) for name in ("lr", "weight_decay", "eps", "alpha", "momentum") if name in group
+        name: float(group[name]) for name in ("weight_decay", "eps", "alpha", "momentum") if name in group
     }
+    numbers["lr"] = 1.0  # the group's own is sent with every push
     if kind is SGD:
         return table_config(1, "momentum" if group["momentum"] else "sgd", **numbers, nesterov=group["nesterov"])
     if kind is Adagrad:
@@ -54,3 +58,25 @@ RMSprop, Adam or AdamW, or dense=allreduce
     decoupled = kind is AdamW or group.get("decoupled_weight_decay", False)
     beta1, beta2 = map(float, group["betas"])
     return table_config(1, "adamw" if decoupled else "adam", **numbers, beta1=beta1, beta2=beta2)
+
+
+def settings(group: dict[str, Any]) -> dict[str, Any]:
+    """What servers have been told of a group once, and cannot be told anew.
+
+    >>> import torch
+    >>> settings(torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=0.9).param_groups[0])
+    {'weight_decay': 0, 'momentum': 0.9, 'nesterov': False}
+    """
+    return {name: group[name] for name in _NUMBERS if name in group}
+
+
+def bears_nothing(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    """Whether a gradient of zero does nothing, as no gradient does: to the value, and to what is remembered.
+
+    >>> import torch
+    >>> [bears_nothing(each, each.param_groups[0]) for each in (SGD([torch.zeros(1)]), AdamW([torch.zeros(1)]))]
+    [True, False]
+    """
+    return not group["weight_decay"] and (
+        isinstance(optimizer, Adagrad) or (isinstance(optimizer, SGD) and not group["momentum"])
+    )

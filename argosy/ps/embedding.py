@@ -8,6 +8,7 @@ that was distributed with the model pushes them (`tables.py`).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -61,6 +62,7 @@ class Embedding(nn.Module):
         self._store.open(0, self.spec)
         self._bound = False
         self._waiting: list[Gradients] = []
+        self._share: Callable[[], float] = lambda: 1.0  # of a batch's gradient in that of its step
         self._anchor = torch.empty(0, requires_grad=True)  # lets autograd call us: the rows are no parameters
         self.ahead = Ahead()
 
@@ -97,8 +99,11 @@ class Embedding(nn.Module):
         if waiting and not discard:
             self._store.push(self._table, merged(waiting))
 
-    def bind(self, store: Store, table: int, place: str) -> None:
-        """Let the rows live in a store, as table number `table`. `place` is the module's name in the model."""
+    def bind(self, store: Store, table: int, place: str, share: Callable[[], float] | None = None) -> None:
+        """Let the rows live in a store, as table number `table`. `place` is the module's name in the model.
+
+        `share` says how much of the step's gradient that of the batch in hand is, if several batches make a step here.
+        """
         if self._bound or self._store.rows(self._table):
             raise RuntimeError(
                 f"the embedding {place!r} has rows in this process already: distribute the model before it is trained, "
@@ -107,6 +112,7 @@ class Embedding(nn.Module):
         spec = dataclasses.replace(self.spec, name=self.spec.name or place)
         store.open(table, spec)
         self._store, self._table, self.spec, self._bound = store, table, spec, True
+        self._share = share or self._share
 
     @property
     def rows(self) -> int:
@@ -163,7 +169,10 @@ class Embedding(nn.Module):
     def _keep(self, lookup: Lookup, rows: Tensor, gradient: Tensor, clicks: Tensor | None) -> None:
         counted = lookup.add_up_clicks(clicks) if clicks is not None else None
         pulled = rows if self._store.compensates else None
-        self._waiting.append(Gradients(lookup.ids, lookup.add_up(gradient), lookup.shows, counted, pulled))
+        summed, share = lookup.add_up(gradient), self._share()
+        if share != 1:
+            summed *= share
+        self._waiting.append(Gradients(lookup.ids, summed, lookup.shows, counted, pulled))
 
 
 class _Spread(torch.autograd.Function):

@@ -8,11 +8,14 @@ What all workers change, the dense parameters, is averaged (`dense.py`): each ha
 and the sum would go it several times. What one alone has changed is added as it is. A row is in between: some are in
 every batch, most in few. So its difference is divided by the number of workers that will have changed it in as many
 steps, as far as this one can tell from how often it has met the row itself.
+
+Which ids get a row, servers say when workers meet: one that has to wait begins anew, as it does in other modes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -20,7 +23,9 @@ from torch import Tensor
 from argosy._native import Table
 from argosy.ps.dense import AveragedParameters
 from argosy.ps.lookup import Lookup
+from argosy.ps.merge import counted
 from argosy.ps.remote import RemoteStore
+from argosy.ps.rules import MOST_DIM
 from argosy.ps.spec import TableSpec
 from argosy.ps.store import Gradients, LocalStore, Store
 
@@ -28,18 +33,23 @@ from argosy.ps.store import Gradients, LocalStore, Store
 class GeoStore(Store):
     """Rows in this process that meet the servers' every `steps` steps, as those of `workers` processes do."""
 
-    def __init__(self, remote: RemoteStore, steps: int, workers: int) -> None:
+    def __init__(self, remote: RemoteStore, steps: int, workers: int, *, rejects: bool = True) -> None:
         self._remote, self._steps, self._workers = remote, steps, workers
-        self._local = LocalStore()
+        self._local = LocalStore(rejects=rejects)
         self._bases: dict[int, _Bases] = {}
-        self._touched: dict[int, list[Tensor]] = {}
-        self._done = 0
+        self._pushed: dict[int, list[Gradients]] = {}  # since the last meeting, without their rows
+        self._done = self._met = 0  # steps, and those of them before the last meeting
         self.dense: AveragedParameters | None = None  # what meets the servers' at the same time
 
     def open(self, table: int, spec: TableSpec) -> None:
         """Make a table here, and one of plain sums on the servers."""
+        if spec.dim + _Bases.MORE > MOST_DIM:
+            raise ValueError(
+                f"embedding {spec.name!r} has dim={spec.dim}: ps=geo keeps {_Bases.MORE} more columns of each row, and "
+                f"{MOST_DIM} is the most; use up to {MOST_DIM - _Bases.MORE}, or another mode"
+            )
         self._local.open(table, dataclasses.replace(spec, entry="always"))
-        self._remote.open(table, dataclasses.replace(spec, optimizer=None, entry="always"))
+        self._remote.open(table, dataclasses.replace(spec, optimizer=None))
         self._bases[table] = _Bases(spec.dim)
 
     def pull(self, table: int, ids: Tensor) -> Tensor:
@@ -50,13 +60,14 @@ class GeoStore(Store):
         return self._local.pull(table, ids)
 
     def look(self, table: int, ids: Tensor) -> Tensor:
-        """The servers' rows, which have what all workers have learnt."""
-        return self._remote.pull(table, ids)
+        """The servers' rows, which have what all workers have learnt; what this one has, too."""
+        self._meet_again()
+        return self._remote.look(table, ids)
 
     def push(self, table: int, gradients: Gradients) -> None:
         """Step on this worker's rows."""
         self._local.push(table, gradients)
-        self._touched.setdefault(table, []).append(gradients.ids)
+        self._pushed.setdefault(table, []).append(dataclasses.replace(gradients, rows=torch.empty(0), pulled=None))
 
     def done(self, weight: float) -> None:
         """After every k steps, meet."""
@@ -67,13 +78,14 @@ class GeoStore(Store):
 
     def meet(self) -> None:
         """Add what was learnt since the last time to the servers' rows, and take what they have become."""
-        touched, self._touched = self._touched, {}
-        met = {table: Lookup.of(torch.cat(several)) for table, several in touched.items()}
+        pushed, self._pushed = self._pushed, {}
+        self._met = self._done
+        met = {table: Lookup.of(torch.cat([each.ids for each in several])) for table, several in pushed.items()}
         for table, lookup in met.items():
             before, _ = self._bases[table].of(lookup.ids)
             learnt = self._local.pull(table, lookup.ids) - before
-            learnt /= self._sharing(self._bases[table].count(lookup.ids, lookup.shows))[:, None]
-            self._remote.push(table, Gradients(lookup.ids, learnt, lookup.shows))
+            learnt /= self._sharing(self._bases[table].count(lookup.ids, steps=lookup.shows))[:, None]
+            self._remote.push(table, Gradients(lookup.ids, learnt, *counted(pushed[table], lookup)))
         if self.dense is not None:
             self.dense.push()
         self._remote.done(1.0)
@@ -84,8 +96,7 @@ class GeoStore(Store):
 
     def settle(self) -> None:
         """Leave nothing that the servers do not know."""
-        if self._touched:
-            self.meet()
+        self._meet_again()
         self._remote.settle()
 
     def end_day(self, table: int, decay: float) -> None:
@@ -99,6 +110,10 @@ class GeoStore(Store):
     def rows(self, table: int) -> int:
         """On the servers."""
         return self._remote.rows(table)
+
+    def _meet_again(self) -> None:
+        if self._done > self._met:
+            self.meet()
 
     def _sharing(self, touched: Tensor) -> Tensor:
         """How many workers, this one included, change a row between two meetings, if it was in so many of our steps."""
@@ -117,8 +132,10 @@ class _Bases:
     Two more columns say that they have, and in how many steps of this worker the row was.
     """
 
+    MORE: Final = 2
+
     def __init__(self, dim: int) -> None:
-        self._dim = dim + 2
+        self._dim = dim + self.MORE
         spec = TableSpec("bases", self._dim, None, "zeros")
         self._table = Table(spec.config())
 

@@ -35,14 +35,28 @@ COMPENSATION: Final = 1.0
 class RemoteStore(Store):
     """The servers' tables, as one worker sees them."""
 
-    def __init__(self, client: PsClient, servers: int, consistency: Consistency, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        client: PsClient,
+        servers: int,
+        consistency: Consistency,
+        timeout_seconds: float,
+        rank: int = 0,
+        *,
+        may_be_late: bool = False,
+    ) -> None:
+        """`may_be_late`: steps are applied without waiting for every worker."""
         self._client, self._servers, self._mode, self._timeout = client, servers, consistency, timeout_seconds
+        self._may_be_late = may_be_late
         self.compensates = consistency.compensated
         self.looks_ahead = consistency.kind != "sync"  # there a worker may pass over the next batch
         self._merged_steps = consistency.number if consistency.kind == "half-async" else 1
         self._specs: dict[int, TableSpec] = {}
         self._vectors: dict[int, list[slice]] = {}  # the ranges of each
-        self._sent = 0  # steps whose pushes the servers have been sent
+        # A script that leaves the job and joins it again has tables of its own, and goes on with the clock that it has.
+        told = self.stats()
+        self._first: int = max(each["lives"][rank] for each in told) << 16  # number of a table or range
+        self._sent: int = max(max(each["clocks"][rank], each["version"]) for each in told)  # steps that were sent
         self._held: dict[int, list[Gradients]] = {}  # gradients that wait to be merged with those of the next steps
         self._held_vectors: dict[int, tuple[Tensor, float, Tensor | None]] = {}
         self._steps_held, self._weight_held = 0, 0.0
@@ -50,7 +64,7 @@ class RemoteStore(Store):
     def open(self, table: int, spec: TableSpec) -> None:
         """Make a table on every server."""
         self._specs[table] = spec
-        self._client.create_table(table, spec.config())
+        self._client.create_table(self._first + table, spec.config())
 
     def pull(self, table: int, ids: Tensor) -> Tensor:
         """The rows as they are after the steps that this mode waits for."""
@@ -58,6 +72,7 @@ class RemoteStore(Store):
 
     def look(self, table: int, ids: Tensor) -> Tensor:
         """The rows as they are now, with what this worker has done; in `sync`, with what all have."""
+        self._send_held()
         return self.finish_pull(table, ids, self._ask(table, ids, self._loose_gate()))
 
     def start_pull(self, table: int, ids: Tensor) -> int | None:
@@ -107,8 +122,7 @@ class RemoteStore(Store):
 
     def settle(self) -> None:
         """Send what is held, and wait until all of it is applied."""
-        if self._steps_held:
-            self._send()
+        self._send_held()
         self._client.flush(self._timeout)
 
     def open_vector(self, number: int, config: bytes, numbers: int) -> None:
@@ -128,7 +142,9 @@ class RemoteStore(Store):
         """Hand a dense gradient over when the step is done, or later. `pulled` is what it was computed from."""
         before = self._held_vectors.get(number)
         if before is not None:
-            gradient, pulled = before[0] + gradient, before[2]
+            gradient, pulled = before[0].add_(gradient), before[2]
+        elif self._merged_steps > 1:  # the caller will use its memory again
+            gradient = gradient.clone()
         self._held_vectors[number] = gradient, lr_factor, pulled
 
     def pull_vector(self, number: int, numbers: int, *, in_step: bool = True) -> Tensor:
@@ -141,16 +157,16 @@ class RemoteStore(Store):
 
     def end_day(self, table: int, decay: float) -> None:
         """On every server."""
-        self._client.end_day(table, decay)
+        self._client.end_day(self._first + table, decay)
 
     def shrink(self, table: int, score_below: float, unseen_days: int, click_weight: float) -> int:
         """On every server; how many rows went from all of them."""
-        return self._client.shrink(table, score_below, unseen_days, click_weight)
+        return self._client.shrink(self._first + table, score_below, unseen_days, click_weight)
 
     def rows(self, table: int) -> int:
         """How many ids have a row, on all servers together."""
         tables = (told for server in self.stats() for told in server["tables"])
-        return sum(told["rows"] for told in tables if told["number"] == table)
+        return sum(told["rows"] for told in tables if told["number"] == self._first + table)
 
     def stats(self) -> list[dict[str, Any]]:
         """What each server tells of itself: clocks, late gradients, staleness, tables."""
@@ -172,11 +188,16 @@ class RemoteStore(Store):
     def _ask(self, table: int, ids: Tensor, gate: tuple[int, int]) -> int:
         own, everybody = gate
         ids = ids.contiguous()
-        return self._client.start_pull(table, ids.data_ptr(), len(ids), own, everybody, distinct=True)
+        return self._client.start_pull(self._first + table, ids.data_ptr(), len(ids), own, everybody, distinct=True)
+
+    def _send_held(self) -> None:
+        if self._steps_held:
+            self._send()
 
     def _send(self) -> None:
         held, vectors, weight = self._held, self._held_vectors, self._weight_held
         curvature = COMPENSATION * weight if self.compensates else 0.0  # of a gradient's square
+        batches = self._steps_held
         self._held, self._held_vectors, self._steps_held, self._weight_held = {}, {}, 0, 0.0
         for table, several in sorted(held.items()):
             self._push(table, merged(several), curvature)
@@ -184,13 +205,13 @@ class RemoteStore(Store):
             for place, part in self._ranges(number):
                 at = pulled[part].data_ptr() if pulled is not None else 0
                 self._client.push_range(place, gradient[part].data_ptr(), at, curvature, factor, self._sent)
-        self._client.done(self._sent, weight)
+        self._client.done(self._sent, weight, batches, self._may_be_late)
         self._sent += 1
 
     def _push(self, table: int, gradients: Gradients, curvature: float) -> None:
         clicks, pulled = gradients.clicks, gradients.pulled
         self._client.push(
-            table,
+            self._first + table,
             gradients.ids.data_ptr(),
             len(gradients.ids),
             gradients.rows.data_ptr(),
@@ -203,7 +224,7 @@ class RemoteStore(Store):
         )
 
     def _range(self, number: int, server: int) -> int:
-        return number * self._servers + server
+        return self._first + number * self._servers + server
 
     def _ranges(self, number: int) -> list[tuple[int, slice]]:
         parts = enumerate(self._vectors[number])

@@ -10,13 +10,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from argosy._native import table_config as native_config
 from argosy.config import ConfigError
 from argosy.ps.entry import Entry
 from argosy.ps.initializers import Initial
 from argosy.ps.schedule import check_schedule, factor
+
+MOST_DIM: Final = 65536  # columns of a row
 
 
 @dataclass(frozen=True)
@@ -189,8 +191,8 @@ def table_config(
     >>> table.rows
     0
     """
-    if not 1 <= dim <= 65536:
-        raise ConfigError("dim", dim, "a row has from 1 to 65536 columns")
+    if not 1 <= dim <= MOST_DIM:
+        raise ConfigError("dim", dim, f"a row has from 1 to {MOST_DIM} columns")
     initial, admission = Initial.parsed(initializer), Entry.parsed(entry)
     return native_config(
         dim,

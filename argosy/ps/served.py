@@ -34,9 +34,13 @@ class Served:
         self, client: PsClient, job: Job, config: PsConfig, timeout_seconds: float, leaving: ExitStack
     ) -> None:
         self.client = client
-        self.remote = RemoteStore(client, job.servers, config.consistency(), timeout_seconds)
+        late = 0 < config.gathered(job.world) < job.world
+        self.remote = RemoteStore(
+            client, job.servers, config.consistency(), timeout_seconds, job.rank, may_be_late=late
+        )
         steps = config.consistency().number if config.consistency().kind == "geo" else 0
-        self.geo = GeoStore(self.remote, steps, job.world) if steps else None
+        rejects = config.not_finite == "reject"
+        self.geo = GeoStore(self.remote, steps, job.world, rejects=rejects) if steps else None
         self._job, self._config = job, config
         self._queues: LeaseClient | None = None
         self._meetings: Meetings | None = None
@@ -87,7 +91,14 @@ class Served:
         """The same as an event, if servers are there to ask."""
         with suppress(PsError):  # why one is gone, its own end says
             told = self.staleness()
-            emit("staleness", median=told.median, most=told.most, ages=told.ages, late=told.late)
+            emit(
+                "staleness",
+                median=told.median,
+                most=told.most,
+                ages=told.ages,
+                late=told.late,
+                not_finite=told.not_finite,
+            )
 
     def loader(
         self, script: DataLoader[Any], config: BatchConfig, cursor: Cursor, number: int, emit: Callable[..., None]

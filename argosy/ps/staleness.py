@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from argosy.ps.config import Consistency
 
-FIELDS: Final = ("staleness", "stalest", "late_by_client")
+FIELDS: Final = ("staleness", "stalest", "late_by_client", "not_finite")
 """What is used of a server's statistics."""
 
 
@@ -21,7 +21,8 @@ class Staleness:
     """The age of gradients in steps of other workers, and those that were dropped.
 
     `ages[n]` counts the pushes that were n steps old; the last one, those of as many steps or more. `late[rank]` is how
-    many of a worker's steps were dropped: of several servers, by the one that dropped most.
+    many of a worker's steps were dropped: the same on all servers. `not_finite` counts rows and dense gradients that
+    were left out, with `not_finite=count`.
 
     >>> Staleness(ages=(6, 1, 3), most=9, late=(0, 2)).median
     0
@@ -30,17 +31,19 @@ class Staleness:
     ages: tuple[int, ...]
     most: int
     late: tuple[int, ...]
+    not_finite: int = 0
 
     @classmethod
     def of(cls, servers: Sequence[Mapping[str, Any]]) -> Staleness:
         """What several servers have counted (`FIELDS`).
 
-        >>> Staleness.of([{"staleness": [1, 1], "stalest": 7, "late_by_client": [0, 0]}] * 2)
-        Staleness(ages=(2, 2), most=7, late=(0, 0))
+        >>> Staleness.of([{"staleness": [1, 1], "stalest": 7, "late_by_client": [0, 0], "not_finite": 1}] * 2)
+        Staleness(ages=(2, 2), most=7, late=(0, 0), not_finite=2)
         """
         ages = tuple(sum(several) for several in zip(*(each["staleness"] for each in servers), strict=True))
         late = tuple(max(several) for several in zip(*(each["late_by_client"] for each in servers), strict=True))
-        return cls(ages, max(each["stalest"] for each in servers), late)
+        broken = sum(each["not_finite"] for each in servers)
+        return cls(ages, max(each["stalest"] for each in servers), late, broken)
 
     @property
     def median(self) -> int:
@@ -55,15 +58,22 @@ class Staleness:
     def line(self, mode: Consistency) -> str | None:
         """What a user is told at the end; None if there is nothing to tell.
 
+        >>> Staleness((5,), 0, (0,), not_finite=3).line(Consistency("sync"))
+        'ps: 3 gradients were not finite and were left out'
         >>> Staleness((5, 8, 2, 1), 9, (0, 0)).line(Consistency("async"))
         'ps: gradients were 1 step old in the median, 9 at most'
         >>> Staleness((80,), 0, (1, 0, 11)).line(Consistency("sync"))
         'ps: 12 gradients came late and were dropped (rank 0: 1, rank 2: 11)'
         """
+        broken = f"{_count(self.not_finite, 'gradient')} were not finite and were left out" if self.not_finite else None
+        told = [part for part in (self._ages(mode), broken) if part is not None]
+        return f"ps: {'; '.join(told)}" if told else None
+
+    def _ages(self, mode: Consistency) -> str | None:
         if mode.kind == "sync":  # what is applied is never old
             by = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(self.late) if count)
             total = sum(self.late)
-            return f"ps: {_count(total, 'gradient')} came late and were dropped ({by})" if total else None
+            return f"{_count(total, 'gradient')} came late and were dropped ({by})" if total else None
         if not sum(self.ages):
             return None
         more = " or more" if self.median == len(self.ages) - 1 else ""
@@ -73,7 +83,7 @@ class Staleness:
         if mode.kind == "half-async":
             unit = "push"
         was = "was" if mode.kind == "geo" else "were"
-        return f"ps: {what} {was} {_count(self.median, unit, more)} old in the median, {self.most} at most"
+        return f"{what} {was} {_count(self.median, unit, more)} old in the median, {self.most} at most"
 
 
 def _count(number: int, thing: str, more: str = "") -> str:

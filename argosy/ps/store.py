@@ -95,9 +95,12 @@ class LocalStore(Store):
     [[-1.0, -1.0], [0.0, 0.0]]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, rejects: bool = True) -> None:
+        """`rejects`: a gradient that is not finite is an error; else it is left out and counted."""
         self._tables: dict[int, tuple[TableSpec, Table]] = {}
         self._step = 0
+        self._rejects = rejects
+        self.not_finite = 0
 
     def open(self, table: int, spec: TableSpec) -> None:
         """Make a table."""
@@ -125,13 +128,14 @@ class LocalStore(Store):
             lr_factor=spec.factor(self._step),
             sequence=self._step,
         )
-        if told["not_finite"]:
+        self.not_finite += told["not_finite"]
+        if told["not_finite"] and self._rejects:
             raise FloatingPointError(
                 f"{told['not_finite']} gradients of table {spec.name} are not finite; the rows stay as they were"
             )
 
     def set(self, table: int, ids: Tensor, rows: Tensor) -> None:
-        """Let rows be these; what their optimizer remembers stays."""
+        """Let rows be these; what their optimizer remembers stays, also how often it has stepped."""
         ids, rows = ids.contiguous(), rows.contiguous()
         self._tables[table][1].set(ids.data_ptr(), len(ids), rows.data_ptr())
 

@@ -50,7 +50,8 @@ class Tables:
 
     def __init__(self, served: Served | None, config: PsConfig, group: Group, cursor: Cursor) -> None:
         self._served, self._config, self._group, self._cursor = served, config, group, cursor
-        self._store: Store = served.store if served is not None else LocalStore()
+        rejects = config.not_finite == "reject"
+        self._store: Store = served.store if served is not None else LocalStore(rejects=rejects)
         self._embeddings: list[Embedding] = []
         self._optimizer: Optimizer | None = None
         self._dense: ServedParameters | None = None
@@ -88,7 +89,9 @@ class Tables:
             name = embedding.spec.name or place
             if any(name == other.spec.name for other in self._embeddings):
                 raise ValueError(f"two embeddings are named {name!r}: give each a name of its own, Embedding(name=...)")
-            embedding.bind(self._store, len(self._embeddings), name)
+            # Servers weigh gradients themselves; here several batches may make a step.
+            share = None if self._served is not None else lambda: self._cursor.share(1)
+            embedding.bind(self._store, len(self._embeddings), name, share)
             self._embeddings.append(embedding)
             if self._store.looks_ahead and self._look_ahead not in self._cursor.coming:
                 self._cursor.coming.append(self._look_ahead)
@@ -103,6 +106,9 @@ class Tables:
                 "as groups"
             )
         self._optimizer = optimizer
+        self._drop_with_gradients(optimizer)
+        if self._served is not None:  # nothing stays here that was learnt in a loop
+            self._cursor.between_loops.append(self._store.settle)
         if self._served is not None and self._config.dense == "server":
             if self._served.geo is not None:  # the worker steps by itself, and then it may be time to meet
                 self._served.geo.dense = averaged = AveragedParameters(optimizer, self._served.remote, self._group)
@@ -111,7 +117,7 @@ class Tables:
                 return
             self._dense = dense = ServedParameters(optimizer, self._served.remote, self._group)
             self._leaving.callback(optimizer.register_step_post_hook(lambda *_: dense.pull()).remove)
-            if self._served.has_leases:
+            if self._config.consistency().kind != "sync":
                 self._cursor.between_loops.append(dense.look)
         self._leaving.callback(optimizer.register_step_pre_hook(self._push).remove)
 
@@ -138,12 +144,33 @@ class Tables:
         if self._dense is not None:
             self._dense.pull()
 
+    def check_clipping(self) -> None:
+        """Refuse to clip a gradient that is added up on servers: no worker knows its norm."""
+        if self._dense is not None and self._config.gathered(self._group.size) > 1:
+            raise RuntimeError(
+                f"clip_norm: with ps={self._config.ps} servers add up the gradients of {self._group.size} workers, and "
+                f"none knows the norm of the sum; use dense=allreduce, or ps=async, where each batch is a step"
+            )
+
+    def _drop_with_gradients(self, optimizer: Optimizer) -> None:
+        """Let `optimizer.zero_grad()` forget the gradients of tables too, unless it is amid batches that add up."""
+        inner = optimizer.zero_grad
+
+        def zero_grad(set_to_none: bool = True) -> None:
+            inner(set_to_none)
+            if self._cursor.at is None or self._cursor.at.opens:
+                for embedding in self._embeddings:
+                    embedding.push(discard=True)
+
+        optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
+        self._leaving.callback(delattr, optimizer, "zero_grad")
+
     def _push(self, *_: Any) -> None:
         empty = self._cursor.samples == 0
         for embedding in self._embeddings:
             embedding.push(discard=empty)
         if self._dense is not None:
-            self._dense.push()
+            self._dense.push(empty=empty)
         self._cursor.pushed = time.time()  # before servers can know it: see [Note: who was where]
         self._store.done(float(self._cursor.samples))
         self._ask_ahead()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -58,10 +59,39 @@ def test_each_mode_learns_as_one_process_does(folder: Path, mode: str) -> None:
     exact = _exact(folder)
     told = trained(folder, 2, 2, f"ps={mode}", epochs=6)
     assert exact["auc"] > 0.7
-    assert abs(float(told["auc"] - exact["auc"])) < WITHIN
+    assert told["auc"] > exact["auc"] - WITHIN
     assert told["rows"][0] == told["rows"][1]
 
 
 def _exact(folder: Path) -> dict[str, Tensor]:
     file = folder / "1 0 .safetensors"
     return load_file(file) if file.exists() else trained(folder, 1, 0, "", epochs=6)
+
+
+EXACT = Path(__file__).parent / "scripts" / "ps_exact.py"
+
+
+@pytest.fixture(scope="module")
+def exact_alone(folder: Path) -> tuple[Tensor, Tensor]:
+    return computed(folder / "alone.json", [])
+
+
+def computed(file: Path, options: list[str]) -> tuple[Tensor, Tensor]:
+    succeed([*ARGOSY, "run", "--workers", "1", *options, EXACT, file], deadline_seconds=60)
+    sums, moments = json.loads(file.read_text())
+    return torch.tensor(sums), torch.tensor(moments)
+
+
+@pytest.mark.parametrize(
+    "mode", ["sync", "async", "half-async:3", "half-async:3 dense=allreduce", "geo:3", "geo:3 dense=allreduce"]
+)
+def test_one_worker_computes_what_one_process_computes(
+    exact_alone: tuple[Tensor, Tensor], tmp_path: Path, mode: str
+) -> None:
+    """Also when steps are left at the end of a loop that are not sent yet, and in a job that is joined anew."""
+    sums, moments = computed(tmp_path / "served.json", ["--servers", "2", "--strategy", f"ps={mode}"])
+    assert exact_alone[0][0, 0] == 1 - 111111.11
+    torch.testing.assert_close(sums, exact_alone[0])
+    assert exact_alone[1][0, 0] != 1
+    if not mode.startswith("half-async"):  # there Adam sees sums of gradients
+        torch.testing.assert_close(moments, exact_alone[1], rtol=1e-5, atol=1e-5)

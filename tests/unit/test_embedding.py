@@ -154,3 +154,43 @@ def test_the_distributed_optimizer_pushes() -> None:
         assert model.words.spec.name == "words"
         with pytest.raises(NotImplementedError, match="checkpoints do not hold tables yet"):
             fleet.save(f"{fleet.run_folder}/net", model)
+
+
+class Row(nn.Module):
+    """A weight and a row, of the same gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.row = argosy.Embedding(1, initializer="zeros", optimizer=SGD(lr=1.0))
+
+    def forward(self, factor: torch.Tensor) -> torch.Tensor:
+        return ((self.weight + self.row(torch.zeros(len(factor), dtype=torch.int64))) * factor[:, None]).mean()
+
+
+@pytest.mark.parametrize(("accumulate", "wanted"), [(1, -15.0), (2, -7.5)])
+def test_zero_grad_drops_gradients_of_tables_too(accumulate: int, wanted: float) -> None:
+    with argosy.init(f"accumulate={accumulate}", run_folder=tempfile.mkdtemp()) as fleet:
+        factors = torch.tensor([1.0, 2.0, 4.0, 8.0])
+        net = Row()
+        loader = DataLoader(TensorDataset(factors), batch_size=1)
+        net, steps, loader = fleet.distribute(net, torch.optim.SGD(net.parameters(), lr=1.0), loader)
+        for (factor,) in loader:
+            if accumulate == 1:
+                net(factor * 100).backward()  # and given up
+            steps.zero_grad()
+            net(factor).backward()
+            steps.step()
+        assert float(net.weight) == wanted
+        assert float(net.row(torch.tensor([0])).detach()) == wanted
+
+
+def test_gradients_that_are_not_finite_may_be_left_out() -> None:
+    with argosy.init("ps=sync not_finite=count", run_folder=tempfile.mkdtemp()) as fleet:
+        net = Row()
+        net, steps = fleet.distribute(net, torch.optim.SGD([net.weight], lr=0.0))
+        for factor in (1.0, float("nan"), 2.0):
+            steps.zero_grad()
+            net(torch.tensor([factor])).backward()
+            steps.step()
+        assert float(net.row(torch.tensor([0])).detach()) == -3

@@ -60,3 +60,36 @@ def test_one_worker_keeps_all_it_has_learnt() -> None:
     for _ in range(2 * STEPS):
         step(store, 1)
     assert rows(servers, 1).tolist() == [-2.0 * STEPS]
+
+
+def test_servers_count_shows_and_clicks_and_let_ids_in() -> None:
+    servers = LocalStore()
+    store = GeoStore(servers, STEPS, 1)  # type: ignore[arg-type]
+    store.open(0, TableSpec("rows", 2, SGD(lr=1.0), "zeros", entry="count:12"))
+    ids, shows, clicks = torch.tensor([1]), torch.tensor([2], dtype=torch.int32), torch.ones(1)
+    for met in range(2):
+        for _ in range(STEPS):
+            store.push(0, Gradients(ids, torch.ones(1, 2), shows, clicks))
+            store.done(1.0)
+        assert store.rows(0) == met  # seen 8 times, then 16
+    assert rows(servers, 1).tolist() == [-1.0 * STEPS]  # what was learnt before is lost, as everywhere
+    # The table on the servers has all 16 shows, and the clicks of the push that made the row.
+    assert servers.shrink(0, 19.5, 0, 1.0) == 0
+    assert servers.shrink(0, 20.5, 0, 1.0) == 1
+
+
+def test_what_is_left_is_met_before_a_look_and_at_the_end() -> None:
+    servers = LocalStore()
+    store = GeoStore(servers, STEPS, 1)  # type: ignore[arg-type]
+    store.open(0, TableSpec("rows", 2, SGD(lr=1.0), "zeros"))
+    step(store, 1)
+    assert store.look(0, torch.tensor([1]))[:, 0].tolist() == [-1.0]
+    step(store, 1)
+    store.settle()
+    assert rows(servers, 1).tolist() == [-2.0]
+
+
+def test_rows_leave_room_for_what_geo_keeps_of_them() -> None:
+    store = GeoStore(LocalStore(), STEPS, 1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"dim=65535: ps=geo keeps 2 more columns.*use up to 65534"):
+        store.open(0, TableSpec("rows", 65535, SGD(lr=1.0), "zeros"))

@@ -28,7 +28,7 @@ def test_a_line_at_the_end(ps: str, ages: tuple[int, ...], most: int, late: tupl
 
 
 def test_servers_are_taken_together() -> None:
-    one = {"staleness": [5, 1], "stalest": 4, "late_by_client": [1, 0], "version": 7}
-    other = {"staleness": [0, 2], "stalest": 2, "late_by_client": [0, 3], "version": 7}
-    assert Staleness.of([one, other]) == Staleness((5, 3), 4, (1, 3))
+    one = {"staleness": [5, 1], "stalest": 4, "late_by_client": [1, 0], "not_finite": 2}
+    other = {"staleness": [0, 2], "stalest": 2, "late_by_client": [0, 3], "not_finite": 1}
+    assert Staleness.of([one, other]) == Staleness((5, 3), 4, (1, 3), 3)
     assert Staleness.of([one, other]).median == 0
