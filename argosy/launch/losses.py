@@ -49,7 +49,7 @@ class Losses:
 
     async def _decide(self, worker: Worker, here: Sequence[Worker]) -> bool:
         if self._nodes is None:
-            living = sum(each.status is None for each in here)
+            living = len(here) - len(self._verdicts)  # of several that end at once, one is the last
         else:
             try:
                 living = self._world - await self._nodes.worker_ended()
