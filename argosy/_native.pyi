@@ -733,6 +733,10 @@ class PsClient:
         """The steps that servers had applied when they last answered: what learning-rate schedules count."""
 
     @property
+    def is_pushing(self) -> bool:
+        """Whether some push is not acknowledged yet."""
+
+    @property
     def steps_over(self) -> int:
         """The steps that every server had applied when it last answered."""
 

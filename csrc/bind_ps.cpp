@@ -278,6 +278,7 @@ void bind_rest(nb::class_<Client>& type) {
           "server"_a = 0)
       .def("close", &Client::close)
       .def_prop_ro("global_step", [](const Client& c) { return c.get().global_step(); })
+      .def_prop_ro("is_pushing", [](const Client& c) { return c.get().is_pushing(); })
       .def_prop_ro("steps_over", [](const Client& c) { return c.get().steps_over(); })
       .def_prop_ro("bytes_sent", [](const Client& c) { return c.get().bytes_sent(); })
       .def_prop_ro("bytes_received", [](const Client& c) { return c.get().bytes_received(); })

@@ -87,6 +87,7 @@ class PsClient {
 
   std::uint64_t global_step() const { return post_->global_step(); }
   std::uint64_t steps_over() const { return post_->steps_over(); }
+  bool is_pushing() const { return !post_->is_quiet(); }  // some push is not acknowledged yet
   std::uint64_t bytes_sent() const { return post_->bytes_sent(); }
   std::uint64_t bytes_received() const { return post_->bytes_received(); }
   std::vector<bool> shared() const { return shared_; }  // where the memory could be mapped

@@ -286,6 +286,11 @@ void PsPost::wait(std::size_t lane, const PsRequestPtr& request, Clock::time_poi
   if (!request->error.empty()) throw PsError(request->error_kind, static_cast<int>(lane / 2), request->error);
 }
 
+bool PsPost::is_quiet() const {
+  const std::lock_guard lock(mutex_);
+  return std::all_of(lanes_.begin(), lanes_.end(), [](const auto& lane) { return lane->quiet == 0; });
+}
+
 void PsPost::wait_for_window(std::size_t lane, std::size_t most, Clock::time_point deadline) {
   std::unique_lock lock(mutex_);
   wait_until(lock, lane, called(lane) + ", pushes", deadline, [&] { return lanes_[lane]->quiet < most; });

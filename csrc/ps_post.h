@@ -63,6 +63,7 @@ class PsPost {
   void submit(std::size_t lane, const PsRequestPtr& request);
   // Throw PsError: what the server answered, or that it is lost, or that the time is over.
   void wait(std::size_t lane, const PsRequestPtr& request, Clock::time_point deadline);
+  bool is_quiet() const;  // no quiet request is unanswered
   // Until less than `most` quiet requests of the lane are unanswered.
   void wait_for_window(std::size_t lane, std::size_t most, Clock::time_point deadline);
   // Throws what a quiet request came to, once.

@@ -55,7 +55,10 @@ class ServedConfig(PsConfig, HybridConfig):
         if self.sync_batchnorm:
             yield "sync_batchnorm", "it meets in every step; leave it out"
         if self.accumulate > 1:
-            yield "accumulate", "steps are added up by ps=half-async:k; leave it out"
+            yield (
+                "accumulate",
+                "gradients go to servers batch by batch; use a larger batch_size instead",
+            )
         if self.balance:
             yield "balance", "in asynchronous modes faster workers take more by themselves; leave it out"
         if self.lr_scale != "none" or self.warmup != "none":

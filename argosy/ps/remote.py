@@ -95,11 +95,14 @@ class RemoteStore(Store):
         self._held.setdefault(table, []).append(gradients)
 
     def done(self, weight: float) -> None:
-        """End a step: every step, or after as many as are merged."""
+        """End a step. What is merged waits for the last push to be applied, unless it is as much as may be."""
         self._steps_held += 1
         self._weight_held += weight
-        if self._steps_held >= self._merged_steps:
-            self._send()
+        if self._merged_steps > 1 and self._client.is_pushing:
+            if self._steps_held < self._merged_steps:
+                return
+            self._client.flush(self._timeout)
+        self._send()
 
     @property
     def made(self) -> int:
@@ -179,6 +182,8 @@ class RemoteStore(Store):
                 return 0, self._sent
             case "ssp":
                 return self._sent, max(0, self._sent - self._mode.number)
+            case "half-async":
+                return 0, 0
         return self._sent, 0
 
     def _loose_gate(self) -> tuple[int, int]:
