@@ -35,7 +35,7 @@ class PsConfig(Config):
     `ps`: `sync` applies a step when the gradients of all workers are in, or of as many as `aggregate` says; `async`
     applies each at once, and `async:dc` makes up for its delay; `ssp:s` lets nobody be more than s steps ahead of the
     slowest; `half-async:k` merges up to k steps while a push is under way; `geo:k` trains alone and sends what k steps
-    changed. `dense`: parameters other than tables live on servers too, or are kept one by `allreduce` among the workers.
+    changed. `dense`: parameters other than tables live on servers too, or are kept one by `allreduce` among workers.
     `ps_values`: what rows and gradients are sent as. `not_finite`: what becomes of a gradient with a NaN or infinity:
     an error for who pushed it, or only a count. `lease_samples`: how many samples a worker takes at a time, at most.
 
