@@ -1,9 +1,10 @@
 """Queues of samples that the coordinator keeps: workers take ranges of positions, and say when they are done.
 
 A queue is one epoch of one loader. It hands out its positions in order, in ranges of whole batches, shorter ones near
-the end, so that workers finish together. A range belongs to the connection that took it; when that ends, the range
-returns to the queue and is the next one to be handed out. Whoever finds nothing left waits, as long as others hold
-ranges: one of them may be lost. A queue is finished when every position is done.
+the end, so that workers finish together. A range belongs to the connection that took it, which says that it is done at
+once or batch by batch; when that ends, the rest returns to the queue and is the next one to be handed out. Whoever
+finds nothing left waits, as long as others hold ranges: one of them may be lost. A queue is finished when every
+position is done.
 
 Plain data and no input or output, like `table` and `barriers`; it lives in the coordinator's event loop.
 
@@ -134,7 +135,7 @@ class Leases:
     ...     leases.open("epoch 0", Shape(samples=10, batch=4, largest=8, workers=1))
     ...     taken = []
     ...     while (range := leases.take("epoch 0", holder)) is not None:
-    ...         leases.done("epoch 0", range.begin, holder)
+    ...         leases.done("epoch 0", range, holder)
     ...         taken.append(range)
     ...     return taken
     >>> asyncio.run(example())
@@ -184,15 +185,19 @@ class Leases:
         if future in waiting:
             waiting.remove(future)
 
-    def done(self, name: str, begin: int, holder: Holder) -> None:
-        """A range is done. Only who holds it can say so."""
+    def done(self, name: str, done: Range, holder: Holder) -> None:
+        """A range is done, or its first batches are; the rest stays held. Only who holds it can say so."""
         queue = self._queue(name)
-        done = holder.held.get((name, begin))
-        if done is None:
-            raise LeaseError("not-held", f"this connection does not hold a range of {name!r} that begins at {begin}")
+        begin, end = done
+        held = holder.held.get((name, begin))
+        if held is None or not (end == held.end or (begin < end < held.end and end % queue.shape.batch == 0)):
+            told = f"this connection does not hold the positions of {name!r} from {begin} to {end}"
+            raise LeaseError("not-held", f"{told}, or they are no whole batches that a range begins with")
         del holder.held[name, begin], queue.out[begin]
+        if end < held.end:
+            holder.held[name, end], queue.out[end] = Range(end, held.end), holder
         queue.ledger.add(done)
-        queue.left -= done.end - done.begin
+        queue.left -= end - begin
         if queue.left == 0:
             queue.wake()
 

@@ -50,9 +50,11 @@ def test_every_position_is_done_once_whoever_goes(seed: int) -> None:
             holders[number] = Holder()
         taken = leases.take("epoch", holders[number])
         if taken is None or draw.random() < 0.5:
-            for name, begin in list(holders[number].held):
-                done.append(holders[number].held[name, begin])
-                leases.done(name, begin, holders[number])
+            for (name, _), held in list(holders[number].held.items()):
+                batches = -(-(held.end - held.begin) // shape.batch)
+                part = Range(held.begin, min(held.begin + draw.randint(1, batches) * shape.batch, held.end))
+                done.append(part)
+                leases.done(name, part, holders[number])
     assert counted(shape.samples, done) == [1] * shape.samples
     assert leases.summary("epoch")["counts"] == [(0, shape.samples, 1)]
 
@@ -62,7 +64,7 @@ def test_ranges_are_whole_batches_and_short_near_the_end() -> None:
     leases.open("epoch", Shape(samples=1003, batch=10, largest=40, workers=4))
     ranges = []
     while (taken := leases.take("epoch", holder)) is not None:
-        leases.done("epoch", taken.begin, holder)
+        leases.done("epoch", taken, holder)
         ranges.append(taken)
     sizes = [end - begin for begin, end in ranges]
     assert ranges[0] == (0, 40)
@@ -77,11 +79,33 @@ def test_only_the_holder_can_say_that_a_range_is_done() -> None:
     leases.open("epoch", Shape(10, 5, 5, 1))
     taken = leases.take("epoch", mine)
     assert taken is not None
-    with pytest.raises(LeaseError, match="does not hold a range of 'epoch' that begins at 0"):
-        leases.done("epoch", taken.begin, yours)
-    leases.done("epoch", taken.begin, mine)
+    with pytest.raises(LeaseError, match="does not hold the positions of 'epoch' from 0 to 5"):
+        leases.done("epoch", taken, yours)
+    leases.done("epoch", taken, mine)
     with pytest.raises(LeaseError, match="does not hold"):
-        leases.done("epoch", taken.begin, mine)
+        leases.done("epoch", taken, mine)
+
+
+def test_what_is_not_done_of_a_range_returns() -> None:
+    leases, mine, yours = Leases(), Holder(), Holder()
+    leases.open("epoch", Shape(8, 2, 8, 1))
+    assert leases.take("epoch", mine) == (0, 4)
+    leases.done("epoch", Range(0, 2), mine)
+    assert leases.summary("epoch")["counts"] == [(0, 2, 1), (2, 8, 0)]
+    leases.give_back(mine)
+    assert leases.take("epoch", yours) == (2, 4)
+    leases.done("epoch", Range(2, 4), yours)
+    assert leases.summary("epoch")["counts"] == [(0, 4, 1), (4, 8, 0)]
+
+
+@pytest.mark.parametrize("done", [Range(0, 0), Range(0, 1), Range(0, 6), Range(2, 4), Range(0, -2)])
+def test_only_whole_batches_from_the_beginning_of_a_range_can_be_done(done: Range) -> None:
+    leases, holder = Leases(), Holder()
+    leases.open("epoch", Shape(16, 2, 4, 1))
+    assert leases.take("epoch", holder) == (0, 4)
+    with pytest.raises(LeaseError, match=f"from {done.begin} to {done.end}"):
+        leases.done("epoch", done, holder)
+    assert leases.summary("epoch")["counts"] == [(0, 16, 0)]
 
 
 def test_a_connection_cannot_hold_everything() -> None:
