@@ -11,7 +11,8 @@ from control_harness import Harbour, eventually, harbour
 
 from argosy.control.client import CoordinatorError, CoordinatorLost, DeadlineExceeded
 from argosy.control.lease_client import LeaseClient
-from argosy.control.leases import MAX_HELD, Holder, LeaseError, Leases, Ledger, Range, Shape
+from argosy.control.leases import MAX_HELD, MAX_QUEUES, Holder, LeaseError, Leases, Ledger, Range, Shape
+from argosy.control.past import Past
 
 
 def counted(samples: int, ranges: list[Range]) -> list[int]:
@@ -106,6 +107,51 @@ def test_only_whole_batches_from_the_beginning_of_a_range_can_be_done(done: Rang
     with pytest.raises(LeaseError, match=f"from {done.begin} to {done.end}"):
         leases.done("epoch", done, holder)
     assert leases.summary("epoch")["counts"] == [(0, 16, 0)]
+
+
+def test_epochs_have_no_end() -> None:
+    leases, holder = Leases(), Holder()
+    epochs = MAX_QUEUES + 10
+    for epoch in range(epochs):
+        for loader in ("train", "test"):
+            leases.open(f"{loader}/{epoch}", Shape(1, 1, 1, 2))
+            taken = leases.take(f"{loader}/{epoch}", holder)
+            assert taken is not None
+            leases.done(f"{loader}/{epoch}", taken, holder)
+    for epoch in (0, epochs - 1):  # one who comes late finds them done, as ever
+        leases.open(f"train/{epoch}", Shape(1, 1, 1, 2))
+        assert leases.take(f"train/{epoch}", Holder()) is None
+        assert leases.finished(f"train/{epoch}")
+    assert leases.summary(f"train/{epochs - 1}")["counts"] == [(0, 1, 1)]
+    with pytest.raises(LeaseError, match="the ledger of 'train/0' is not kept any more"):
+        leases.summary("train/0")
+    assert leases.take("train/0", Holder()) is None
+
+
+def test_so_many_queues_can_be_unfinished() -> None:
+    leases = Leases()
+    for epoch in range(MAX_QUEUES):
+        leases.open(f"train/{epoch}", Shape(1, 1, 1, 1))
+    with pytest.raises(LeaseError, match="its limit"):
+        leases.open("one more", Shape(1, 1, 1, 1))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_names_of_the_past_are_known_in_any_order(seed: int) -> None:
+    draw, past, names = random.Random(seed), Past(), set()
+    for _ in range(60):
+        name = draw.choice(["a", "a/b/", "a/"]) + draw.choice(["", *map(str, range(12)), "07"])
+        past.add(name)
+        names.add(name)
+    every = [stem + end for stem in ("a", "a/b/", "a/") for end in ("", *map(str, range(13)), "07")]
+    assert {name for name in every if name in past} == names
+
+
+def test_the_past_is_short() -> None:
+    past = Past()
+    for epoch in [*range(100, 200), *range(300, 250, -1), *range(200, 251)]:
+        past.add(f"train/{epoch}")
+    assert len(past) == 1
 
 
 def test_a_connection_cannot_hold_everything() -> None:
