@@ -41,6 +41,7 @@ from argosy.parallel.mesh_config import MeshConfig, Sizes
 from argosy.parallel.step_count import StepCount
 from argosy.parallel.training import Training
 from argosy.parallel.training_config import TrainingConfig
+from argosy.ps.agreement import check_tables
 from argosy.ps.config import PsConfig
 from argosy.ps.loaders import Loaders
 from argosy.ps.served import Served
@@ -55,10 +56,9 @@ class Fleet:
     def __init__(
         self, job: Job, strategy: Strategy, group: Group, run_folder: Path, leaving: ExitStack, served: Served | None
     ) -> None:
-        self.strategy, self.run_folder, self._served = strategy, run_folder, served
-        self._leaving = leaving
+        self.strategy, self.run_folder, self._served, self._leaving = strategy, run_folder, served, leaving
         self._distributed: list[Any] = []
-        self._job, self._group, self._cursor = job, group, Cursor()
+        self._group, self._cursor = group, Cursor()
         self._models: list[nn.Module] = []
         self._optimizers: list[Optimizer] = []
         self._progress = progress_on(sys.stderr) if job.channel is None and group.rank == 0 else None
@@ -376,6 +376,8 @@ class Fleet:
             raise ValueError(f"this {type(part).__name__} is distributed already; distribute each object once")
         self._distributed.append(part)
         if isinstance(part, nn.Module):
+            if self._served is not None:
+                check_tables(part, self._group)
             self._tables.add_model(part)
             self._training.add_model(part, len(self._distributed))
         elif isinstance(part, DataLoader):
@@ -386,10 +388,10 @@ class Fleet:
             self.print(f"argosy: {loader.arithmetic}")
             return loader
         elif not isinstance(part, (Optimizer, LRScheduler)):  # a scheduler follows its optimizer, the same object
-            raise TypeError(
-                f"distribute() was given a {type(part).__name__}; it takes models (nn.Module), optimizers, DataLoaders "
-                f"and learning rate schedulers"
+            said = (
+                f"distribute() was given a {type(part).__name__}; it takes models (nn.Module), optimizers, DataLoaders"
             )
+            raise TypeError(f"{said} and learning rate schedulers")
         return part
 
     def _tell_shares(self, shares: list[int]) -> None:
