@@ -8,12 +8,15 @@ that was distributed with the model pushes them (`tables.py`).
 from __future__ import annotations
 
 import dataclasses
+import math
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from argosy.config import ConfigError
 from argosy.ps.ahead import Ahead
 from argosy.ps.lookup import Bags, Lookup
 from argosy.ps.merge import merged
@@ -70,11 +73,14 @@ class Embedding(nn.Module):
         Bags are the rows of two-dimensional ids, or begin at `offsets` of one-dimensional ones, as in
         `torch.nn.EmbeddingBag`. `clicks`, one for each output, is added to the counters of the ids by the next push.
         """
+        if not isinstance(ids, Tensor):
+            raise TypeError(f"ids are a {type(ids).__name__}; an embedding takes a tensor of torch.int64")
         if not torch.is_grad_enabled():
             lookup = self._look_up(ids, offsets)
             out = lookup.spread(self._store.look(self._table, lookup.ids))
         else:
             lookup, rows = self._pulled(ids, offsets)
+            self._check_clicks(clicks, lookup)
             out = _Spread.apply(self._anchor, self, lookup, rows, clicks)  # type: ignore[no-untyped-call]
         return out if lookup.bags is not None else out.view(*ids.shape, self.dim)
 
@@ -115,6 +121,8 @@ class Embedding(nn.Module):
 
     def end_day(self, decay: float = 0.98) -> None:
         """Let counters of shows and clicks fade, and rows that were not pushed age by a day. One worker calls it."""
+        if not 0 <= decay <= 1:
+            raise ConfigError("decay", decay, "it is a share, from 0 to 1")
         self._store.end_day(self._table, decay)
 
     def shrink(self, score_below: float = 0.0, unseen_days: int = 0, click_weight: float = 1.0) -> int:
@@ -122,6 +130,11 @@ class Embedding(nn.Module):
 
         0 leaves a rule out. One worker calls it.
         """
+        for name, value in (("score_below", score_below), ("click_weight", click_weight)):
+            if not 0 <= value < math.inf:
+                raise ConfigError(name, value, "it must be 0 or more, and finite")
+        if not isinstance(unseen_days, Integral) or unseen_days < 0:
+            raise ConfigError("unseen_days", unseen_days, "days are a whole number, 0 or more")
         return self._store.shrink(self._table, score_below, unseen_days, click_weight)
 
     def extra_repr(self) -> str:
@@ -159,6 +172,13 @@ class Embedding(nn.Module):
         if len(offsets) and (int(offsets[0]) != 0 or bool((ends.diff() < 0).any())):
             raise ValueError(f"offsets begin at 0, rise, and end within the {len(ids)} ids; got {offsets.tolist()[:8]}")
         return Bags(ends, self.mode == "mean")
+
+    def _check_clicks(self, clicks: Tensor | None, lookup: Lookup) -> None:
+        if clicks is not None and clicks.numel() != lookup.outputs:
+            raise ValueError(
+                f"clicks has {clicks.numel()} numbers, and {lookup.outputs} rows come out of embedding "
+                f"{self.spec.name!r}: give one for each"
+            )
 
     def _keep(self, lookup: Lookup, rows: Tensor, gradient: Tensor, clicks: Tensor | None) -> None:
         counted = lookup.add_up_clicks(clicks) if clicks is not None else None
