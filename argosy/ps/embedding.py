@@ -31,9 +31,10 @@ class Embedding(nn.Module):
     """Rows of `dim` numbers for any int64 ids.
 
     `initializer`: `zeros`, `constant:0.1`, `uniform:0.01`, `normal:0.01`; the first value of a row depends on the seed,
-    the id and the column alone. `optimizer`: one of `argosy.ps`. `entry`: which ids get a row: `always`, `count:5` from
-    their fifth gradient on, `probability:0.1`. `mode`: `sum` or `mean` makes one row of each bag of ids. `name` tells
-    tables of a job apart; by default it is the module's place in the model.
+    the id and the column alone. `optimizer`: one of `argosy.ps`. `entry`: which ids get a row: `always`, `count:5` when
+    they are seen the fifth time (an id is seen at each of its places in the batches that are pushed),
+    `probability:0.1`. `mode`: `sum` or `mean` makes one row of each bag of ids. `name` tells tables of a job apart; by
+    default it is the module's place in the model.
 
     >>> import torch, argosy
     >>> words = argosy.Embedding(2, initializer="zeros", optimizer=argosy.ps.SGD(lr=0.5))

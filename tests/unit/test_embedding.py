@@ -71,6 +71,13 @@ def test_looking_makes_no_row_and_a_gradient_does() -> None:
     assert words.rows == 3
 
 
+def test_an_id_is_counted_at_each_of_its_places() -> None:
+    words = argosy.Embedding(4, entry="count:3")
+    words(torch.tensor([7, 7, 7, 8, 8])).sum().backward()
+    words.step()
+    assert words.rows == 1
+
+
 def test_counters_fade_and_rows_go() -> None:
     words = argosy.Embedding(2)
     words(torch.tensor([1, 1, 1, 2]), clicks=torch.tensor([1.0, 0, 0, 0])).sum().backward()
