@@ -7,6 +7,7 @@ that was distributed with the model pushes them (`tables.py`).
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from numbers import Integral
@@ -36,6 +37,10 @@ class Embedding(nn.Module):
     `probability:0.1`. `mode`: `sum` or `mean` makes one row of each bag of ids. `name` tells tables of a job apart; by
     default it is the module's place in the model.
 
+    Rows are no parameters: `state_dict()` does not have them, and `parameters()` neither. `copy.deepcopy` of a model
+    that has rows, or is distributed, gives one that looks at the same rows, as they are at the time, and does not train
+    them: for an evaluation, or beside an average of the dense parameters.
+
     >>> import torch, argosy
     >>> words = argosy.Embedding(2, initializer="zeros", optimizer=argosy.ps.SGD(lr=0.5))
     >>> words(torch.tensor([3, 1 << 40])).sum().backward()
@@ -64,6 +69,7 @@ class Embedding(nn.Module):
         self._table = 0
         self._store.open(0, self.spec)
         self._bound = False
+        self._only_looks = False
         self._waiting: list[Gradients] = []
         self._anchor = torch.empty(0, requires_grad=True)  # lets autograd call us: the rows are no parameters
         self.ahead = Ahead()
@@ -76,7 +82,7 @@ class Embedding(nn.Module):
         """
         if not isinstance(ids, Tensor):
             raise TypeError(f"ids are a {type(ids).__name__}; an embedding takes a tensor of torch.int64")
-        if not torch.is_grad_enabled():
+        if self._only_looks or not torch.is_grad_enabled():
             lookup = self._look_up(ids, offsets)
             out = lookup.spread(self._store.look(self._table, lookup.ids))
         else:
@@ -95,6 +101,11 @@ class Embedding(nn.Module):
 
     def step(self) -> None:
         """Push the gradients since the last step. A distributed optimizer does this by itself, with its own step."""
+        if self._only_looks:
+            raise RuntimeError(
+                f"the embedding {self.spec.name!r} is a copy, which looks at the rows of the original and does not "
+                f"train them: step the original"
+            )
         self.push(discard=False)
         self._store.done(1.0)
 
@@ -141,6 +152,18 @@ class Embedding(nn.Module):
     def extra_repr(self) -> str:
         """What tells it from others."""
         return f"{self.dim}, name={self.spec.name!r}, optimizer={self.spec.optimizer}, entry={self.spec.entry!r}"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Embedding:
+        own = not (self._bound or self._only_looks or self.rows)
+        store: Store = LocalStore() if own else self._store
+        if own:
+            store.open(self._table, self.spec)
+        # What is under way stays with the original.
+        memo |= {id(self._store): store, id(self._waiting): [], id(self.ahead): Ahead()}
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        vars(copied).update(copy.deepcopy(vars(self), memo))
+        copied._only_looks = not own
+        return copied
 
     def _pulled(self, ids: Tensor, offsets: Tensor | None) -> tuple[Lookup, Tensor]:
         asked = self.ahead.take(ids, offsets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from typing import Any
 
@@ -180,6 +181,40 @@ def test_rows_go_by_rules_that_can_be(options: dict[str, Any], said: str) -> Non
 def test_counters_fade_by_a_share(decay: float) -> None:
     with pytest.raises(ValueError, match=r"decay=.*: it is a share, from 0 to 1"):
         argosy.Embedding(2).end_day(decay)
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = argosy.Embedding(2, initializer="zeros", optimizer=SGD(lr=1.0))
+        self.out = nn.Linear(2, 1)
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+def test_a_copy_of_a_model_looks_at_the_same_rows(distributed: bool) -> None:
+    model, ids = Words(), torch.tensor([1, 2])
+    with argosy.init(run_folder=tempfile.mkdtemp()) as fleet:
+        if distributed:
+            fleet.distribute(model, torch.optim.SGD(model.parameters(), lr=1.0))
+        model.words(ids).sum().backward()
+        model.words.step()
+        copied = copy.deepcopy(model)
+        model.words(ids).sum().backward()
+        model.words.step()
+        assert copied.words(ids).tolist() == [[-2.0, -2.0]] * 2
+        assert not copied.words(ids).requires_grad  # it trains nothing
+        with pytest.raises(RuntimeError, match="is a copy, which looks at the rows of the original"):
+            copied.words.step()
+        assert copied.out.weight is not model.out.weight
+
+
+def test_a_copy_of_a_model_that_was_not_trained_is_another_one() -> None:
+    model, ids = Words(), torch.tensor([1])
+    copied = copy.deepcopy(model)
+    copied.words(ids).sum().backward()
+    copied.words.step()
+    assert copied.words(ids).tolist() == [[-1.0, -1.0]]
+    assert model.words(ids).tolist() == [[0.0, 0.0]]
 
 
 def test_the_distributed_optimizer_pushes() -> None:
