@@ -65,9 +65,8 @@ class Fleet:
         shown = self._progress.show if self._progress else None
         listener = shown if job.channel is None else Channel.at(job.channel).event
         self._log = EventLog(events_file(run_folder, group.rank), group.rank, listener)
-        self._meter = Meter(self._log, time.monotonic)
+        self._meter, self._warned = Meter(self._log, time.monotonic), Warned(self._log)
         self._steps = StepCount(self._cursor, self._meter)
-        self._warned = Warned(self._log)
         self._mesh = Mesh.of(strategy.part(MeshConfig).sizes(group.size), group.hosts)
         # What servers step, workers train alone: nothing is reduced between them.
         apart = served is not None and strategy.dense == "server"
@@ -376,8 +375,7 @@ class Fleet:
             raise ValueError(f"this {type(part).__name__} is distributed already; distribute each object once")
         self._distributed.append(part)
         if isinstance(part, nn.Module):
-            if self._served is not None:
-                check_tables(part, self._group)
+            check_tables(part, self._group if self._served is not None else SoloGroup())
             self._tables.add_model(part)
             self._training.add_model(part, len(self._distributed))
         elif isinstance(part, DataLoader):
