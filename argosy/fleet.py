@@ -41,6 +41,7 @@ from argosy.parallel.mesh_config import MeshConfig, Sizes
 from argosy.parallel.step_count import StepCount
 from argosy.parallel.training import Training
 from argosy.parallel.training_config import TrainingConfig
+from argosy.ps.agreement import check_tables
 from argosy.ps.config import PsConfig
 from argosy.ps.loaders import Loaders
 from argosy.ps.served import Served
@@ -55,19 +56,17 @@ class Fleet:
     def __init__(
         self, job: Job, strategy: Strategy, group: Group, run_folder: Path, leaving: ExitStack, served: Served | None
     ) -> None:
-        self.strategy, self.run_folder, self._served = strategy, run_folder, served
-        self._leaving = leaving
+        self.strategy, self.run_folder, self._served, self._leaving = strategy, run_folder, served, leaving
         self._distributed: list[Any] = []
-        self._job, self._group, self._cursor = job, group, Cursor()
+        self._group, self._cursor = group, Cursor()
         self._models: list[nn.Module] = []
         self._optimizers: list[Optimizer] = []
         self._progress = progress_on(sys.stderr) if job.channel is None and group.rank == 0 else None
         shown = self._progress.show if self._progress else None
         listener = shown if job.channel is None else Channel.at(job.channel).event
         self._log = EventLog(events_file(run_folder, group.rank), group.rank, listener)
-        self._meter = Meter(self._log, time.monotonic)
+        self._meter, self._warned = Meter(self._log, time.monotonic), Warned(self._log)
         self._steps = StepCount(self._cursor, self._meter)
-        self._warned = Warned(self._log)
         self._mesh = Mesh.of(strategy.part(MeshConfig).sizes(group.size), group.hosts)
         # What servers step, workers train alone: nothing is reduced between them.
         apart = served is not None and strategy.dense == "server"
@@ -163,8 +162,7 @@ class Fleet:
 
         It trains the model and the optimizer that were distributed last. `x` goes into the model (a tuple or list as
         its arguments, a dict as its keywords); `loss_fn(output, y)` is a mean over the batch. With `clip_norm`, the
-        gradient is scaled down to this norm if it is longer, over all workers that hold parts of it. The rows of an
-        `argosy.Embedding` are no parameters: they are neither in the norm nor scaled.
+        gradient is scaled down to this norm if it is longer, over all workers that hold parts of it, without tables.
 
         >>> import tempfile, torch, argosy
         >>> fleet = argosy.init(run_folder=tempfile.mkdtemp())
@@ -379,6 +377,7 @@ class Fleet:
             raise ValueError(f"this {type(part).__name__} is distributed already; distribute each object once")
         self._distributed.append(part)
         if isinstance(part, nn.Module):
+            check_tables(part, self._group if self._served is not None else SoloGroup())
             self._tables.add_model(part)
             self._training.add_model(part, len(self._distributed))
         elif isinstance(part, DataLoader):
@@ -389,10 +388,10 @@ class Fleet:
             self.print(f"argosy: {loader.arithmetic}")
             return loader
         elif not isinstance(part, (Optimizer, LRScheduler)):  # a scheduler follows its optimizer, the same object
-            raise TypeError(
-                f"distribute() was given a {type(part).__name__}; it takes models (nn.Module), optimizers, DataLoaders "
-                f"and learning rate schedulers"
+            said = (
+                f"distribute() was given a {type(part).__name__}; it takes models (nn.Module), optimizers, DataLoaders"
             )
+            raise TypeError(f"{said} and learning rate schedulers")
         return part
 
     def _tell_shares(self, shares: list[int]) -> None:

@@ -37,9 +37,12 @@ class LeaseClient:
         except DeadlineExceeded:
             return None
 
-    def done(self, name: str, taken: Range) -> None:
-        """A range that was taken is done: its samples are trained on, and what that changed has been applied."""
-        self._line.call({"op": "lease_done", "name": name, "begin": taken.begin})
+    def done(self, name: str, done: Range) -> None:
+        """A range that was taken is done: its samples are trained on, and what that changed has been applied.
+
+        It may be said of its first batches, then of the next ones: of a worker that is lost only the rest returns.
+        """
+        self._line.call({"op": "lease_done", "name": name, "begin": done.begin, "end": done.end})
 
     def give_back(self, name: str) -> None:
         """Return to a queue what was taken from it and is not done, for others."""

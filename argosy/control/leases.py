@@ -1,9 +1,10 @@
 """Queues of samples that the coordinator keeps: workers take ranges of positions, and say when they are done.
 
 A queue is one epoch of one loader. It hands out its positions in order, in ranges of whole batches, shorter ones near
-the end, so that workers finish together. A range belongs to the connection that took it; when that ends, the range
-returns to the queue and is the next one to be handed out. Whoever finds nothing left waits, as long as others hold
-ranges: one of them may be lost. A queue is finished when every position is done.
+the end, so that workers finish together. A range belongs to the connection that took it, which says that it is done at
+once or batch by batch; when that ends, the rest returns to the queue and is the next one to be handed out. Whoever
+finds nothing left waits, as long as others hold ranges: one of them may be lost. A queue is finished when every
+position is done; of that it is known for good (`past`), and its ledger is kept for a while.
 
 Plain data and no input or output, like `table` and `barriers`; it lives in the coordinator's event loop.
 
@@ -19,7 +20,12 @@ import bisect
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from argosy.control.past import Past
+
 MAX_QUEUES: Final = 16_384
+"""Queues that may be unfinished at a time."""
+LEDGERS_KEPT: Final = 256
+"""Of so many finished queues, the last ones, the ledger can be asked for."""
 MAX_HELD: Final = 64
 """Ranges that one connection may hold at a time."""
 _NAMES_SHOWN: Final = 8
@@ -134,7 +140,7 @@ class Leases:
     ...     leases.open("epoch 0", Shape(samples=10, batch=4, largest=8, workers=1))
     ...     taken = []
     ...     while (range := leases.take("epoch 0", holder)) is not None:
-    ...         leases.done("epoch 0", range.begin, holder)
+    ...         leases.done("epoch 0", range, holder)
     ...         taken.append(range)
     ...     return taken
     >>> asyncio.run(example())
@@ -142,22 +148,30 @@ class Leases:
     """
 
     def __init__(self) -> None:
-        self._queues: dict[str, _Queue] = {}
+        self._queues: dict[str, _Queue] = {}  # not finished
+        self._past = Past()
+        self._ledgers: dict[str, dict[str, object]] = {}  # of finished queues, the last one last
 
     def open(self, name: str, shape: Shape) -> None:
         """Make a queue. All workers do, and all but the first find it there; they must want the same."""
+        if name in self._past:
+            return
         queue = self._queues.get(name)
         if queue is not None:
             if queue.shape != shape:
                 told = f"queue {name!r} has {queue.shape._asdict()}, and this worker wants {shape._asdict()}"
                 raise LeaseError("lease-mismatch", f"{told}: workers must read the same data in the same way")
             return
-        if len(self._queues) >= MAX_QUEUES:
+        if len(self._queues) + len(self._past) >= MAX_QUEUES:
             raise LeaseError("full", f"the coordinator holds {MAX_QUEUES} queues of samples, its limit")
         self._queues[name] = _Queue(shape, Ledger(shape.samples), left=shape.samples)
+        if not shape.samples:
+            self._finish(name)
 
     def take(self, name: str, holder: Holder) -> Range | None:
         """Hand out a range; None if all are done, or none is free now (see `finished`)."""
+        if name in self._past:
+            return None
         queue = self._queue(name)
         if len(holder.held) >= MAX_HELD:
             raise LeaseError("full", f"{holder.who} holds {MAX_HELD} ranges of samples, the most that it may")
@@ -170,7 +184,7 @@ class Leases:
 
     def finished(self, name: str) -> bool:
         """Whether every position is done."""
-        return self._queue(name).left == 0
+        return name in self._past or self._queue(name).left == 0
 
     def change(self, name: str) -> asyncio.Future[None]:
         """Settled when a range has returned, or the last one is done; given back with `give_up` if not awaited."""
@@ -180,21 +194,25 @@ class Leases:
 
     def give_up(self, name: str, future: asyncio.Future[None]) -> None:
         """Forget a wait."""
-        waiting = self._queue(name).waiting
-        if future in waiting:
-            waiting.remove(future)
+        queue = self._queues.get(name)
+        if queue is not None and future in queue.waiting:
+            queue.waiting.remove(future)
 
-    def done(self, name: str, begin: int, holder: Holder) -> None:
-        """A range is done. Only who holds it can say so."""
+    def done(self, name: str, done: Range, holder: Holder) -> None:
+        """A range is done, or its first batches are; the rest stays held. Only who holds it can say so."""
+        begin, end = done
+        held = holder.held.get((name, begin))
+        if held is None or not self._begins_with(name, held, end):
+            told = f"this connection does not hold the positions of {name!r} from {begin} to {end}"
+            raise LeaseError("not-held", f"{told}, or they are no whole batches that a range begins with")
         queue = self._queue(name)
-        done = holder.held.get((name, begin))
-        if done is None:
-            raise LeaseError("not-held", f"this connection does not hold a range of {name!r} that begins at {begin}")
         del holder.held[name, begin], queue.out[begin]
+        if end < held.end:
+            holder.held[name, end], queue.out[end] = Range(end, held.end), holder
         queue.ledger.add(done)
-        queue.left -= done.end - done.begin
+        queue.left -= end - begin
         if queue.left == 0:
-            queue.wake()
+            self._finish(name)
 
     def give_back(self, holder: Holder, only: str | None = None) -> None:
         """What a holder has returns, of one queue or of all: it has broken off, or gone."""
@@ -207,6 +225,11 @@ class Leases:
 
     def summary(self, name: str) -> dict[str, object]:
         """The ledger of a queue: how often each position was done, and how many ranges were taken and came back."""
+        if name in self._past:
+            if name not in self._ledgers:
+                told = f"the ledger of {name!r} is not kept any more, only those of the {LEDGERS_KEPT} queues that"
+                raise LeaseError("no-queue", f"{told} were finished last")
+            return self._ledgers[name]
         queue = self._queue(name)
         return {
             "samples": queue.shape.samples,
@@ -221,6 +244,17 @@ class Leases:
         holders = sorted({holder.who for holder in self._queue(name).out.values()})
         more = f" and {len(holders) - _NAMES_SHOWN} more" if len(holders) > _NAMES_SHOWN else ""
         return f"ranges are held by {', '.join(holders[:_NAMES_SHOWN])}{more}"
+
+    def _finish(self, name: str) -> None:
+        self._ledgers[name] = self.summary(name)
+        while len(self._ledgers) > LEDGERS_KEPT:
+            del self._ledgers[next(iter(self._ledgers))]
+        self._past.add(name)
+        self._queues.pop(name).wake()
+
+    def _begins_with(self, name: str, held: Range, end: int) -> bool:
+        """Whether what is before `end` is the whole of a range, or the first batches of it."""
+        return end == held.end or (held.begin < end < held.end and end % self._queue(name).shape.batch == 0)
 
     def _queue(self, name: str) -> _Queue:
         queue = self._queues.get(name)

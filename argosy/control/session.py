@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from argosy.control import wire
 from argosy.control.barriers import BarrierMismatchError, Barriers
-from argosy.control.leases import Holder, LeaseError, Leases, Shape
+from argosy.control.leases import Holder, LeaseError, Leases, Range, Shape
 from argosy.control.limits import ByteBudget, Limits
 from argosy.control.table import Table, TableError
 
@@ -213,7 +213,8 @@ class Session:
         return {}
 
     def _lease_done(self, request: wire.Message) -> Reply:
-        self._leases.done(_key(request, "name"), _integer(request, "begin"), self._holder)
+        done = Range(_integer(request, "begin"), _integer(request, "end"))
+        self._leases.done(_key(request, "name"), done, self._holder)
         return {}
 
     def _lease_give_back(self, request: wire.Message) -> Reply:

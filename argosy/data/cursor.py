@@ -48,6 +48,7 @@ class Cursor:
         self.coming: list[Callable[[Any, Any], None]] = []  # who wants to see batches ahead of time: see `ahead.py`
         self.common: CommonSteps | None = None  # steps that may go on without this worker: see `pace.py`
         self.passed = 0  # of these, how many have
+        self.steps = 0  # that optimizers of the script have made
         self.pushed: float | None = None  # when servers were told of the last step: the time of day
         self.weight = 1.0
         self.loss: float | None = None

@@ -5,8 +5,9 @@ to whoever asks, so that a faster worker takes more. What stands at a position i
 position) as everywhere (`order.py`), and batches begin at multiples of the script's batch size, so the batches of an
 epoch are those of one process; only who trains which, and when, is open.
 
-A range is done when the script has come back for the batch after it and what it changed has been applied (`settle`).
-If the worker is lost before that, its ranges return to the queue and others train them.
+A batch is done when the script has come back for the one after it and what it changed has been applied (`settle`); the
+queue is told of it at the end of its range or before (`progress.py`). If the script breaks off or the worker is lost,
+what is not done of its ranges returns to the queue, and others train it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from argosy.data.cursor import Cursor, Position
 from argosy.data.loader import refuse_unusable, with_batch_sampler
 from argosy.data.order import Indices
 from argosy.data.plan import Plan
+from argosy.data.progress import Progress
 
 RANGE_BATCHES: Final = 4
 """Batches in a range unless told otherwise: asking costs little beside them, and a lost worker's are soon repeated."""
@@ -43,8 +45,8 @@ class Queues(Protocol):
     def take_now(self, name: str) -> Range | None:
         """The next range; None if there is none now."""
 
-    def done(self, name: str, taken: Range) -> None:
-        """A range is done."""
+    def done(self, name: str, done: Range) -> None:
+        """A range is done, or its first batches are."""
 
     def give_back(self, name: str) -> None:
         """What this worker still holds of a queue is for others."""
@@ -85,6 +87,9 @@ class LeasedLoader:
         self._inside = False
         self._script, self._cursor, self._workers = loader, cursor, workers
         self._queues, self._name, self._settle, self._rest = queues, name, settle, rest
+        self._steps_sent = steps_sent
+        self._progress: Progress | None = None  # of the loop that was begun last
+        self._late: Exception | None = None  # what came of a loop that the script had left, and nobody was told
         self._batch, self._drop_last = batches.batch_size, batches.drop_last
         usual = -(-RANGE_BATCHES // steps_sent) * steps_sent * self._batch
         self._largest = -(-(lease_samples or usual) // self._batch) * self._batch
@@ -143,37 +148,58 @@ class LeasedLoader:
         return -(-self._batches(self._order(self.epoch)[1]) // self._workers)
 
     def __iter__(self) -> Iterator[Any]:
+        self._raise_late()
         number, self.epoch, self._inside = self.epoch, self.epoch + 1, True
         order, samples = self._order(number)
         queue, steps, seen = f"{self._name}/{number}", self._batches(samples), 0
         self._queues.open(queue, samples=samples, batch=self._batch, largest=self._largest, workers=self._workers)
+        self._progress = progress = Progress(self._queues, queue, self._settle, self._steps_sent, self._cursor)
         try:
             # The inner loader asks for more by itself while there is any. Here are the first range, and one that came
             # back when all were out.
             while (first := self._take(queue)) is not None:
                 self._sampler.begin(first, order, lambda: self._queues.take_now(queue))
                 for batch in looking_ahead(self._inner, self._cursor.coming):
-                    part, ended = self._sampler.handed.popleft()
+                    part, ends = self._sampler.handed.popleft()
                     size = part.end - part.begin
                     seen += size
                     step = part.begin // self._batch
                     self._cursor.move(self, Position(number, step, steps, size, size, size, is_even=True))
+                    progress.begin(part, ends=ends)
                     yield batch
-                    if ended is not None:
-                        self._settle()
-                        self._queues.done(queue, ended)
+                    progress.come_back()
             self._inside = False
             # All ranges are done, whoever had them: what all workers have changed is there for each to see.
             for meet in self._cursor.between_loops:
                 meet()
         except GeneratorExit:
             # The script has broken off. Others wait for what is held here: let them have it.
+            self._break_off(progress)
             with suppress(ConnectionError):  # who has left the job holds nothing
                 self._queues.give_back(queue)
             self._inside = False
             raise
         finally:
             self._cursor.leave(self, seen)
+
+    def leave(self) -> None:
+        """The job is left, perhaps inside a loop: the queue is told what was trained of it, and a late error raised."""
+        if self._progress is not None:
+            self._break_off(self._progress)
+        self._raise_late()
+
+    def _break_off(self, progress: Progress) -> None:
+        try:
+            progress.break_off()
+        except ConnectionError:  # the coordinator has gone, or was left
+            pass
+        except Exception as error:  # a generator that is closed has nobody to tell it to
+            self._late = error
+
+    def _raise_late(self) -> None:
+        late, self._late = self._late, None
+        if late is not None:
+            raise late
 
     def _take(self, queue: str) -> Range | None:
         """The next range, waited for if need be; None when all are done."""
@@ -200,13 +226,13 @@ class LeasedLoader:
 class _RangeSampler:
     """The batch sampler that replaces the script's: batches of a range, then of those that can be had at once.
 
-    `handed` has what was given to the inner loader, in the order in which its batches come: positions, and the range
-    that ends with them if one does. A loader with processes asks for batches ahead, so several ranges may be in it.
+    `handed` has what was given to the inner loader, in the order in which its batches come: positions, and whether a
+    range ends with them. A loader with processes asks for batches ahead, so several ranges may be in it.
     """
 
     def __init__(self, batch: int) -> None:
         self._batch = batch
-        self.handed: deque[tuple[Range, Range | None]] = deque()
+        self.handed: deque[tuple[Range, bool]] = deque()
 
     def begin(self, first: Range, order: Callable[[Indices], Indices], more: Callable[[], Range | None]) -> None:
         """What the next iteration is to give."""
@@ -218,6 +244,6 @@ class _RangeSampler:
         while taken is not None:
             for begin in range(taken.begin, taken.end, self._batch):
                 end = min(begin + self._batch, taken.end)
-                self.handed.append((Range(begin, end), taken if end == taken.end else None))
+                self.handed.append((Range(begin, end), end == taken.end))
                 yield self._order(np.arange(begin, end)).tolist()
             taken = self._more()

@@ -37,6 +37,7 @@ class StepCount:
         return optimizer.register_step_post_hook(self._stepped).remove
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        self._cursor.steps += 1
         if not self._cursor.closes:
             return
         at, loss = self._cursor.at, self._cursor.mean_loss

@@ -7,14 +7,18 @@ that was distributed with the model pushes them (`tables.py`).
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import math
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from argosy.config import ConfigError
 from argosy.ps.ahead import Ahead
 from argosy.ps.lookup import Bags, Lookup
 from argosy.ps.merge import merged
@@ -29,9 +33,14 @@ class Embedding(nn.Module):
     """Rows of `dim` numbers for any int64 ids.
 
     `initializer`: `zeros`, `constant:0.1`, `uniform:0.01`, `normal:0.01`; the first value of a row depends on the seed,
-    the id and the column alone. `optimizer`: one of `argosy.ps`. `entry`: which ids get a row: `always`, `count:5` from
-    their fifth gradient on, `probability:0.1`. `mode`: `sum` or `mean` makes one row of each bag of ids. `name` tells
-    tables of a job apart; by default it is the module's place in the model.
+    the id and the column alone. `optimizer`: one of `argosy.ps`. `entry`: which ids get a row: `always`, `count:5` when
+    they are seen the fifth time (an id is seen at each of its places in the batches that are pushed),
+    `probability:0.1`. `mode`: `sum` or `mean` makes one row of each bag of ids. `name` tells tables of a job apart; by
+    default it is the module's place in the model.
+
+    Rows are no parameters: `state_dict()` does not have them, and `parameters()` neither. `copy.deepcopy` of a model
+    that has rows, or is distributed, gives one that looks at the same rows, as they are at the time, and does not train
+    them: for an evaluation, or beside an average of the dense parameters.
 
     >>> import torch, argosy
     >>> words = argosy.Embedding(2, initializer="zeros", optimizer=argosy.ps.SGD(lr=0.5))
@@ -61,6 +70,7 @@ class Embedding(nn.Module):
         self._table = 0
         self._store.open(0, self.spec)
         self._bound = False
+        self._only_looks = False
         self._waiting: list[Gradients] = []
         self._share: Callable[[], float] = lambda: 1.0  # of a batch's gradient in that of its step
         self._anchor = torch.empty(0, requires_grad=True)  # lets autograd call us: the rows are no parameters
@@ -72,11 +82,14 @@ class Embedding(nn.Module):
         Bags are the rows of two-dimensional ids, or begin at `offsets` of one-dimensional ones, as in
         `torch.nn.EmbeddingBag`. `clicks`, one for each output, is added to the counters of the ids by the next push.
         """
-        if not torch.is_grad_enabled():
+        if not isinstance(ids, Tensor):
+            raise TypeError(f"ids are a {type(ids).__name__}; an embedding takes a tensor of torch.int64")
+        if self._only_looks or not torch.is_grad_enabled():
             lookup = self._look_up(ids, offsets)
             out = lookup.spread(self._store.look(self._table, lookup.ids))
         else:
             lookup, rows = self._pulled(ids, offsets)
+            self._check_clicks(clicks, lookup)
             out = _Spread.apply(self._anchor, self, lookup, rows, clicks)  # type: ignore[no-untyped-call]
         return out if lookup.bags is not None else out.view(*ids.shape, self.dim)
 
@@ -90,6 +103,11 @@ class Embedding(nn.Module):
 
     def step(self) -> None:
         """Push the gradients since the last step. A distributed optimizer does this by itself, with its own step."""
+        if self._only_looks:
+            raise RuntimeError(
+                f"the embedding {self.spec.name!r} is a copy, which looks at the rows of the original and does not "
+                f"train them: step the original"
+            )
         self.push(discard=False)
         self._store.done(1.0)
 
@@ -121,6 +139,8 @@ class Embedding(nn.Module):
 
     def end_day(self, decay: float = 0.98) -> None:
         """Let counters of shows and clicks fade, and rows that were not pushed age by a day. One worker calls it."""
+        if not 0 <= decay <= 1:
+            raise ConfigError("decay", decay, "it is a share, from 0 to 1")
         self._store.end_day(self._table, decay)
 
     def shrink(self, score_below: float = 0.0, unseen_days: int = 0, click_weight: float = 1.0) -> int:
@@ -128,11 +148,28 @@ class Embedding(nn.Module):
 
         0 leaves a rule out. One worker calls it.
         """
+        for name, value in (("score_below", score_below), ("click_weight", click_weight)):
+            if not 0 <= value < math.inf:
+                raise ConfigError(name, value, "it must be 0 or more, and finite")
+        if not isinstance(unseen_days, Integral) or unseen_days < 0:
+            raise ConfigError("unseen_days", unseen_days, "days are a whole number, 0 or more")
         return self._store.shrink(self._table, score_below, unseen_days, click_weight)
 
     def extra_repr(self) -> str:
         """What tells it from others."""
         return f"{self.dim}, name={self.spec.name!r}, optimizer={self.spec.optimizer}, entry={self.spec.entry!r}"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Embedding:
+        own = not (self._bound or self._only_looks or self.rows)
+        store: Store = LocalStore() if own else self._store
+        if own:
+            store.open(self._table, self.spec)
+        # What is under way stays with the original.
+        memo |= {id(self._store): store, id(self._waiting): [], id(self.ahead): Ahead()}
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        vars(copied).update(copy.deepcopy(vars(self), memo))
+        copied._only_looks = not own
+        return copied
 
     def _pulled(self, ids: Tensor, offsets: Tensor | None) -> tuple[Lookup, Tensor]:
         asked = self.ahead.take(ids, offsets)
@@ -165,6 +202,13 @@ class Embedding(nn.Module):
         if len(offsets) and (int(offsets[0]) != 0 or bool((ends.diff() < 0).any())):
             raise ValueError(f"offsets begin at 0, rise, and end within the {len(ids)} ids; got {offsets.tolist()[:8]}")
         return Bags(ends, self.mode == "mean")
+
+    def _check_clicks(self, clicks: Tensor | None, lookup: Lookup) -> None:
+        if clicks is not None and clicks.numel() != lookup.outputs:
+            raise ValueError(
+                f"clicks has {clicks.numel()} numbers, and {lookup.outputs} rows come out of embedding "
+                f"{self.spec.name!r}: give one for each"
+            )
 
     def _keep(self, lookup: Lookup, rows: Tensor, gradient: Tensor, clicks: Tensor | None) -> None:
         counted = lookup.add_up_clicks(clicks) if clicks is not None else None

@@ -43,6 +43,7 @@ class Served:
         self.geo = GeoStore(self.remote, steps, job.world, rejects=rejects) if steps else None
         self._job, self._config = job, config
         self._queues: LeaseClient | None = None
+        self._loaders: list[LeasedLoader] = []
         self._meetings: Meetings | None = None
         if config.bears_losses(job.world):
             assert job.coordinator is not None
@@ -60,7 +61,7 @@ class Served:
         client = join_servers(job, config, timeout_seconds)
         leaving.callback(client.close)
         served = cls(client, job, config, timeout_seconds, leaving)
-        leaving.callback(_leave, client, served.store, timeout_seconds)
+        leaving.callback(served._leave, timeout_seconds)
         return served
 
     @property
@@ -113,15 +114,18 @@ class Served:
             self.remote.rest()
 
         sent = self._config.steps_sent
-        return LeasedLoader(script, config, world, cursor, self._queues, name, settle, samples, rest, sent)
+        loader = LeasedLoader(script, config, world, cursor, self._queues, name, settle, samples, rest, sent)
+        self._loaders.append(loader)
+        return loader
 
-
-def _leave(client: PsClient, store: Store, timeout_seconds: float) -> None:
-    """Say goodbye when all that was sent has been applied, unless the script has failed."""
-    try:
-        if getattr(sys, "last_value", None) is None:
-            store.settle()
-        with suppress(PsError):  # why a server is gone, its own end says
-            client.leave(timeout_seconds)
-    finally:
-        client.close()
+    def _leave(self, timeout_seconds: float) -> None:
+        """Say goodbye when all that was sent has been applied, unless the script has failed."""
+        try:
+            if getattr(sys, "last_value", None) is None:
+                for loader in self._loaders:
+                    loader.leave()
+                self.store.settle()
+            with suppress(PsError):  # why a server is gone, its own end says
+                self.client.leave(timeout_seconds)
+        finally:
+            self.client.close()

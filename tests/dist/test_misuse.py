@@ -23,10 +23,18 @@ def job(name: str, *options: str) -> list[str | Path]:
         ("distribute_twice", ["Linear is distributed already"]),
         ("other_shapes", ["must be the same on all workers", "rank 0 has [weight (1, 3)", "rank 1 has [weight (2, 3)"]),
         ("other_data", ["the data must be the same", "40 samples", "41 samples"]),
+        (
+            "other_tables",
+            [
+                "the tables of Net must be the same on all workers: rank 0 has [table 'people': optimizer=SGD(lr=0.1, ",
+                "rank 1 has [table 'people': optimizer=SGD(lr=0.2, ",
+            ],
+        ),
     ],
 )
 def test_a_mistake_is_an_error_with_a_reason(name: str, said: list[str]) -> None:
-    options = ["--strategy", "batch=global"] if name == "two_loaders" else []
+    strategies = {"two_loaders": ["batch=global"], "other_tables": ["ps=async", "--servers", "1"]}
+    options = ["--strategy", *strategies[name]] if name in strategies else []
     done = run(job(name, *options))
     assert done.status == 1
     assert all(words in done.err for words in said), done.err

@@ -1,4 +1,4 @@
-"""A worker is killed in the middle of a range: the others train what it held, and every sample is done once."""
+"""A worker ends in the middle of a range: the others train what it had not done, and every sample is done once."""
 
 from __future__ import annotations
 
@@ -51,11 +51,32 @@ def test_the_others_train_what_a_killed_worker_held(tmp_path: Path) -> None:
         assert (tmp_path / f"rank{rank}.mean").read_text() == "2.5"  # of 1 and 4: who is lost is left out
     times = Counter(each for rank in range(WORKERS) for each in trained(tmp_path, rank))
     assert set(times) == {(epoch, sample) for epoch in range(2) for sample in range(200)}
-    # What it had begun of its last range, and only that, was trained twice: here three batches of two.
+    # What it had not told of, and only that, was trained twice: here the batch of two that it had in hand.
     twice = [each for each, count in times.items() if count > 1]
-    assert sorted(twice) == sorted(trained(tmp_path, 1)[-6:])
+    assert sorted(twice) == sorted(trained(tmp_path, 1)[-2:])
     end = json.loads((tmp_path / "run" / "rank1.events.jsonl").read_text().splitlines()[-1])
     assert (end["event"], end["status"].startswith("was killed by SIGKILL")) == ("end", True)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "how", "batches", "again"),
+    [
+        ("ps=async", "break", 7, False),  # the third batch of a range of 4
+        ("ps=async", "exit", 7, False),
+        ("ps=async", "kill", 7, True),  # the batch in hand, of which it could not tell any more
+        ("ps=half-async:3", "break", 5, False),  # of a range of 6
+        ("ps=half-async:3", "kill", 5, False),  # the last two batches had not been sent, and were lost with it
+    ],
+)
+def test_a_sample_is_applied_once_per_epoch(tmp_path: Path, strategy: str, how: str, batches: int, again: bool) -> None:
+    sizes = ["--workers", str(WORKERS), "--servers", "1", "--threads", "1", "--strategy", strategy]
+    script = Path(__file__).parent / "scripts" / "counted.py"
+    done = run([*ARGOSY, "run", *sizes, "--run-folder", tmp_path / "run", script, tmp_path, how, str(batches)])
+    assert done.status == 0, done.err
+    times = json.loads((tmp_path / "rank0.json").read_text())
+    in_hand = json.loads((tmp_path / "in_hand.json").read_text())
+    assert times == [3 if again and sample in in_hand else 2 for sample in range(180)]
+    assert not [pid for pid in pids(tmp_path) if alive(pid)]
 
 
 def test_a_script_that_fails_still_ends_the_run(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from typing import Any
 
@@ -71,6 +72,13 @@ def test_looking_makes_no_row_and_a_gradient_does() -> None:
     assert words.rows == 3
 
 
+def test_an_id_is_counted_at_each_of_its_places() -> None:
+    words = argosy.Embedding(4, entry="count:3")
+    words(torch.tensor([7, 7, 7, 8, 8])).sum().backward()
+    words.step()
+    assert words.rows == 1
+
+
 def test_counters_fade_and_rows_go() -> None:
     words = argosy.Embedding(2)
     words(torch.tensor([1, 1, 1, 2]), clicks=torch.tensor([1.0, 0, 0, 0])).sum().backward()
@@ -111,6 +119,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
         ({"mode": "sum"}, (torch.tensor([1]),), "bags are rows of two, or begin at offsets of one"),
         ({"mode": "sum"}, (torch.tensor([1]), torch.tensor([1])), "offsets begin at 0"),
         ({"mode": "sum"}, (torch.tensor([1]), torch.tensor([0, 2])), "offsets begin at 0"),
+        ({}, ([1, 2],), "ids are a list; an embedding takes a tensor"),
     ],
 )
 def test_what_cannot_be_looked_up_is_refused(options: Any, arguments: Any, said: str) -> None:
@@ -125,11 +134,87 @@ def test_what_cannot_be_looked_up_is_refused(options: Any, arguments: Any, said:
         ({"entry": "count:0"}, "entry=count:0"),
         ({"mode": "max"}, "mode='max'"),
         ({"dim": 0}, "dim=0"),
+        ({"dim": 1.5}, r"dim=1.5: expected a whole number"),
+        ({"dim": "8"}, r"dim=8: expected a whole number, not the text '8'"),
+        ({"optimizer": "adam"}, r"optimizer=adam: .* such as argosy.ps.Adagrad\(lr=0.05\)"),
+        ({"optimizer": torch.optim.SGD}, r"optimizer=.*SGD.*: .* such as argosy.ps.Adagrad\(lr=0.05\)"),
+        ({"optimizer": SGD}, r"optimizer=.*SGD.*: .* such as argosy.ps.Adagrad\(lr=0.05\)"),
+        ({"entry": 5}, r"entry=5: expected text"),
+        ({"initializer": 0.1}, r"initializer=0.1: expected text"),
     ],
 )
 def test_tables_that_cannot_be_are_refused_when_they_are_written_down(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         argosy.Embedding(options.pop("dim", 2), **options)
+
+
+@pytest.mark.parametrize(
+    ("mode", "shape", "clicks", "said"),
+    [
+        ("none", (3,), 2, r"clicks has 2 numbers, and 3 rows come out of embedding 'words': give one for each"),
+        ("none", (2, 3), 2, "clicks has 2 numbers, and 6 rows"),
+        ("sum", (2, 3), 6, "clicks has 6 numbers, and 2 rows"),
+    ],
+)
+def test_clicks_are_one_for_each_row(mode: Any, shape: tuple[int, ...], clicks: int, said: str) -> None:
+    words = argosy.Embedding(2, name="words", mode=mode)
+    with pytest.raises(ValueError, match=said):
+        words(torch.ones(shape, dtype=torch.int64), clicks=torch.ones(clicks))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"unseen_days": -1}, "unseen_days=-1: days are a whole number, 0 or more"),
+        ({"unseen_days": 1.5}, "unseen_days=1.5: days are a whole number"),
+        ({"score_below": float("nan")}, "score_below=nan: it must be 0 or more, and finite"),
+        ({"score_below": -1.0}, "score_below=-1.0: it must be 0 or more"),
+        ({"score_below": 1.0, "click_weight": float("inf")}, "click_weight=inf: it must be 0 or more, and finite"),
+    ],
+)
+def test_rows_go_by_rules_that_can_be(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        argosy.Embedding(2).shrink(**options)
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.1, float("nan")])
+def test_counters_fade_by_a_share(decay: float) -> None:
+    with pytest.raises(ValueError, match=r"decay=.*: it is a share, from 0 to 1"):
+        argosy.Embedding(2).end_day(decay)
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = argosy.Embedding(2, initializer="zeros", optimizer=SGD(lr=1.0))
+        self.out = nn.Linear(2, 1)
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+def test_a_copy_of_a_model_looks_at_the_same_rows(distributed: bool) -> None:
+    model, ids = Words(), torch.tensor([1, 2])
+    with argosy.init(run_folder=tempfile.mkdtemp()) as fleet:
+        if distributed:
+            fleet.distribute(model, torch.optim.SGD(model.parameters(), lr=1.0))
+        model.words(ids).sum().backward()
+        model.words.step()
+        copied = copy.deepcopy(model)
+        model.words(ids).sum().backward()
+        model.words.step()
+        assert copied.words(ids).tolist() == [[-2.0, -2.0]] * 2
+        assert not copied.words(ids).requires_grad  # it trains nothing
+        with pytest.raises(RuntimeError, match="is a copy, which looks at the rows of the original"):
+            copied.words.step()
+        assert copied.out.weight is not model.out.weight
+
+
+def test_a_copy_of_a_model_that_was_not_trained_is_another_one() -> None:
+    model, ids = Words(), torch.tensor([1])
+    copied = copy.deepcopy(model)
+    copied.words(ids).sum().backward()
+    copied.words.step()
+    assert copied.words(ids).tolist() == [[-1.0, -1.0]]
+    assert model.words(ids).tolist() == [[0.0, 0.0]]
 
 
 def test_the_distributed_optimizer_pushes() -> None:

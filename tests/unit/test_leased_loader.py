@@ -18,6 +18,7 @@ from argosy.data.batches import BatchConfig
 from argosy.data.cursor import Cursor
 from argosy.data.leased import LeasedLoader
 from argosy.data.loader import Loader
+from argosy.data.progress import TELL_SECONDS
 
 DATA = list(range(103))
 CONFIG = BatchConfig(seed=7)
@@ -36,9 +37,12 @@ def one_process(epoch: int = 0, **options: Any) -> list[list[int]]:
 class Workers:
     """Loaders of several workers, each with a connection of its own to the coordinator."""
 
-    def __init__(self, at: Harbour, stack: ExitStack, count: int, lease: int | None = None, **options: Any) -> None:
+    def __init__(
+        self, at: Harbour, stack: ExitStack, count: int, lease: int | None = None, sent: int = 1, **options: Any
+    ) -> None:
+        self.now = 0.0  # by the clock that says when queues are told
         self.clients = [LeaseClient(stack.enter_context(at.client(f"rank {rank}"))) for rank in range(count)]
-        self.cursors = [Cursor() for _ in range(count)]
+        self.cursors = [Cursor(lambda: self.now) for _ in range(count)]
         self.settled: list[int] = []
         self.loaders = [
             LeasedLoader(
@@ -50,6 +54,7 @@ class Workers:
                 "data",
                 lambda rank=rank: self.settled.append(rank),
                 lease,
+                steps_sent=sent,
             )
             for rank in range(count)
         ]
@@ -70,8 +75,17 @@ class Workers:
             thread.join(timeout=20.0)
         return got
 
-    def counts(self, epoch: int = 0) -> object:
-        return self.clients[0].ledger(f"data/{epoch}")["counts"]
+    def counts(self, epoch: int = 0) -> Any:
+        return self.clients[-1].ledger(f"data/{epoch}")["counts"]
+
+    def train(self, batches: Iterator[Any], count: int, seconds: float = 0.0) -> list[list[int]]:
+        """So many batches, with a step on each that takes as long."""
+        got = []
+        for _ in range(count):
+            got.append(next(batches).tolist())
+            self.cursors[0].steps += 1
+            self.now += seconds
+        return got
 
 
 @contextmanager
@@ -116,8 +130,77 @@ def test_who_breaks_off_leaves_the_rest_to_others(processes: int) -> None:
         next(leaves)
         leaves.close()
         rest = [batch.tolist() for batch in job.loaders[1]]
-        assert sorted(rest) == sorted(one_process())  # of the range that was begun, all of it
+        assert sorted(rest) == sorted(one_process())  # the batch in hand too: there was no step on it
         assert job.counts() == [[0, 103, 1]]
+
+
+@pytest.mark.parametrize("sent", [1, 3])
+@pytest.mark.parametrize("processes", [0, 2])
+def test_what_was_trained_before_a_break_is_not_trained_again(processes: int, sent: int) -> None:
+    with workers(2, num_workers=processes, sent=sent) as job:
+        leaves = iter(job.loaders[0])
+        trained = job.train(leaves, 7)
+        leaves.close()
+        assert job.counts() == [[0, 35, 1], [35, 103, 0]]
+        rest = [batch.tolist() for batch in job.loaders[1]]
+        assert sorted(trained + rest) == sorted(one_process())
+        assert job.counts() == [[0, 103, 1]]
+
+
+def test_who_leaves_the_job_inside_a_loop_tells_what_was_trained() -> None:
+    with workers(1) as job:
+        held = iter(job.loaders[0])
+        job.train(held, 2)
+        assert job.counts() == [[0, 103, 0]]
+        job.loaders[0].leave()
+        assert job.counts() == [[0, 10, 1], [10, 103, 0]]
+
+
+def test_what_a_lost_worker_has_told_is_not_trained_again() -> None:
+    with workers(2) as job:
+        lost = iter(job.loaders[0])
+        trained = job.train(lost, 7, seconds=2 * TELL_SECONDS)  # the last one is in hand when it is lost
+        threading.Timer(0.2, job.clients[0].close).start()
+        rest = [batch.tolist() for batch in job.loaders[1]]
+        assert sorted(trained[:6] + rest) == sorted(one_process())
+        assert job.counts() == [[0, 103, 1]]
+
+
+@pytest.mark.parametrize(
+    ("sent", "seconds", "told"),
+    [
+        (1, 2 * TELL_SECONDS, [5, 10, 15, 20, 25]),
+        (1, 0.4 * TELL_SECONDS, [0, 0, 15, 20, 20]),  # in between, and at the end of a range of 4 batches
+        (1, 0.0, [0, 0, 0, 20, 20]),
+        (3, 2 * TELL_SECONDS, [0, 0, 15, 15, 15]),  # three steps are sent together, in ranges of 6
+    ],
+)
+def test_a_queue_is_told_now_and_then_inside_a_range(sent: int, seconds: float, told: list[int]) -> None:
+    with workers(1, sent=sent) as job:
+        batches, seen = iter(job.loaders[0]), []
+        for _ in range(6):
+            job.train(batches, 1, seconds)
+            seen.append(job.counts())
+        assert [counts[0][1] if counts[0][2] else 0 for counts in seen[1:]] == told
+
+
+def test_an_error_of_a_loop_that_was_left_is_raised_by_the_next_one() -> None:
+    errors = [RuntimeError("a push was refused")]
+
+    def settle() -> None:
+        if errors:
+            raise errors.pop()
+
+    with harbour() as at, at.client() as client:
+        queues, cursor = LeaseClient(client), Cursor()
+        loader = LeasedLoader(script(), CONFIG, 1, cursor, queues, "data", settle)
+        for _ in loader:
+            cursor.steps += 1
+            break
+        assert queues.ledger("data/0")["counts"] == [[0, 103, 0]]  # and is not taken for done
+        with pytest.raises(RuntimeError, match="a push was refused"):
+            list(loader)
+        assert len(list(loader)) == 21
 
 
 @pytest.mark.parametrize("processes", [0, 2])

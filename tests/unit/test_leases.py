@@ -11,7 +11,8 @@ from control_harness import Harbour, eventually, harbour
 
 from argosy.control.client import CoordinatorError, CoordinatorLost, DeadlineExceeded
 from argosy.control.lease_client import LeaseClient
-from argosy.control.leases import MAX_HELD, Holder, LeaseError, Leases, Ledger, Range, Shape
+from argosy.control.leases import MAX_HELD, MAX_QUEUES, Holder, LeaseError, Leases, Ledger, Range, Shape
+from argosy.control.past import Past
 
 
 def counted(samples: int, ranges: list[Range]) -> list[int]:
@@ -50,9 +51,11 @@ def test_every_position_is_done_once_whoever_goes(seed: int) -> None:
             holders[number] = Holder()
         taken = leases.take("epoch", holders[number])
         if taken is None or draw.random() < 0.5:
-            for name, begin in list(holders[number].held):
-                done.append(holders[number].held[name, begin])
-                leases.done(name, begin, holders[number])
+            for (name, _), held in list(holders[number].held.items()):
+                batches = -(-(held.end - held.begin) // shape.batch)
+                part = Range(held.begin, min(held.begin + draw.randint(1, batches) * shape.batch, held.end))
+                done.append(part)
+                leases.done(name, part, holders[number])
     assert counted(shape.samples, done) == [1] * shape.samples
     assert leases.summary("epoch")["counts"] == [(0, shape.samples, 1)]
 
@@ -62,7 +65,7 @@ def test_ranges_are_whole_batches_and_short_near_the_end() -> None:
     leases.open("epoch", Shape(samples=1003, batch=10, largest=40, workers=4))
     ranges = []
     while (taken := leases.take("epoch", holder)) is not None:
-        leases.done("epoch", taken.begin, holder)
+        leases.done("epoch", taken, holder)
         ranges.append(taken)
     sizes = [end - begin for begin, end in ranges]
     assert ranges[0] == (0, 40)
@@ -77,11 +80,78 @@ def test_only_the_holder_can_say_that_a_range_is_done() -> None:
     leases.open("epoch", Shape(10, 5, 5, 1))
     taken = leases.take("epoch", mine)
     assert taken is not None
-    with pytest.raises(LeaseError, match="does not hold a range of 'epoch' that begins at 0"):
-        leases.done("epoch", taken.begin, yours)
-    leases.done("epoch", taken.begin, mine)
+    with pytest.raises(LeaseError, match="does not hold the positions of 'epoch' from 0 to 5"):
+        leases.done("epoch", taken, yours)
+    leases.done("epoch", taken, mine)
     with pytest.raises(LeaseError, match="does not hold"):
-        leases.done("epoch", taken.begin, mine)
+        leases.done("epoch", taken, mine)
+
+
+def test_what_is_not_done_of_a_range_returns() -> None:
+    leases, mine, yours = Leases(), Holder(), Holder()
+    leases.open("epoch", Shape(8, 2, 8, 1))
+    assert leases.take("epoch", mine) == (0, 4)
+    leases.done("epoch", Range(0, 2), mine)
+    assert leases.summary("epoch")["counts"] == [(0, 2, 1), (2, 8, 0)]
+    leases.give_back(mine)
+    assert leases.take("epoch", yours) == (2, 4)
+    leases.done("epoch", Range(2, 4), yours)
+    assert leases.summary("epoch")["counts"] == [(0, 4, 1), (4, 8, 0)]
+
+
+@pytest.mark.parametrize("done", [Range(0, 0), Range(0, 1), Range(0, 6), Range(2, 4), Range(0, -2)])
+def test_only_whole_batches_from_the_beginning_of_a_range_can_be_done(done: Range) -> None:
+    leases, holder = Leases(), Holder()
+    leases.open("epoch", Shape(16, 2, 4, 1))
+    assert leases.take("epoch", holder) == (0, 4)
+    with pytest.raises(LeaseError, match=f"from {done.begin} to {done.end}"):
+        leases.done("epoch", done, holder)
+    assert leases.summary("epoch")["counts"] == [(0, 16, 0)]
+
+
+def test_epochs_have_no_end() -> None:
+    leases, holder = Leases(), Holder()
+    epochs = MAX_QUEUES + 10
+    for epoch in range(epochs):
+        for loader in ("train", "test"):
+            leases.open(f"{loader}/{epoch}", Shape(1, 1, 1, 2))
+            taken = leases.take(f"{loader}/{epoch}", holder)
+            assert taken is not None
+            leases.done(f"{loader}/{epoch}", taken, holder)
+    for epoch in (0, epochs - 1):  # one who comes late finds them done, as ever
+        leases.open(f"train/{epoch}", Shape(1, 1, 1, 2))
+        assert leases.take(f"train/{epoch}", Holder()) is None
+        assert leases.finished(f"train/{epoch}")
+    assert leases.summary(f"train/{epochs - 1}")["counts"] == [(0, 1, 1)]
+    with pytest.raises(LeaseError, match="the ledger of 'train/0' is not kept any more"):
+        leases.summary("train/0")
+    assert leases.take("train/0", Holder()) is None
+
+
+def test_so_many_queues_can_be_unfinished() -> None:
+    leases = Leases()
+    for epoch in range(MAX_QUEUES):
+        leases.open(f"train/{epoch}", Shape(1, 1, 1, 1))
+    with pytest.raises(LeaseError, match="its limit"):
+        leases.open("one more", Shape(1, 1, 1, 1))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_names_of_the_past_are_known_in_any_order(seed: int) -> None:
+    draw, past, names = random.Random(seed), Past(), set()
+    for _ in range(60):
+        name = draw.choice(["a", "a/b/", "a/"]) + draw.choice(["", *map(str, range(12)), "07"])
+        past.add(name)
+        names.add(name)
+    every = [stem + end for stem in ("a", "a/b/", "a/") for end in ("", *map(str, range(13)), "07")]
+    assert {name for name in every if name in past} == names
+
+
+def test_the_past_is_short() -> None:
+    past = Past()
+    for epoch in [*range(100, 200), *range(300, 250, -1), *range(200, 251)]:
+        past.add(f"train/{epoch}")
+    assert len(past) == 1
 
 
 def test_a_connection_cannot_hold_everything() -> None:

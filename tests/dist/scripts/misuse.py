@@ -43,6 +43,16 @@ def other_shapes(fleet):
     fleet.distribute(nn.Linear(3, 1 + fleet.rank))
 
 
+def other_tables(fleet):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = argosy.Embedding(4, optimizer=argosy.ps.Adagrad(lr=0.1))
+            self.users = argosy.Embedding(4, name="people", optimizer=argosy.ps.SGD(lr=0.1 * (1 + fleet.rank)))
+
+    fleet.distribute(Net())
+
+
 def other_data(fleet):
     parts(fleet, samples=40 + fleet.rank)
 
