@@ -87,9 +87,9 @@ class PsConfig(Config):
 
     @property
     def steps_sent(self) -> int:
-        """How many steps of a worker are sent together."""
+        """How many steps of a worker are always sent together."""
         mode = self.consistency()
-        return mode.number if mode.kind in ("half-async", "geo") else 1
+        return mode.number if mode.kind == "geo" else 1
 
     def bears_losses(self, workers: int) -> bool:
         """Whether the job goes on when one of its workers is lost."""
