@@ -78,6 +78,11 @@ class PsConfig(Config):
         """Whether workers take samples from a queue: where none of them waits for another's step."""
         return self.consistency().is_asynchronous and self.dense == "server"
 
+    @property
+    def rejects(self) -> bool:
+        """Whether a gradient that is not finite is an error, and not only counted."""
+        return self.not_finite == "reject"
+
     def needed(self, workers: int) -> int:
         """How many of the workers must live for the job to go on."""
         if self.has_leases:

@@ -67,6 +67,7 @@ class GeoStore(Store):
     def push(self, table: int, gradients: Gradients) -> None:
         """Step on this worker's rows."""
         self._local.push(table, gradients)
+        self.left_out = self._local.left_out
         self._pushed.setdefault(table, []).append(dataclasses.replace(gradients, rows=torch.empty(0), pulled=None))
 
     def done(self, weight: float) -> None:

@@ -39,8 +39,7 @@ class Served:
             client, job.servers, config.consistency(), timeout_seconds, job.rank, may_be_late=late
         )
         steps = config.consistency().number if config.consistency().kind == "geo" else 0
-        rejects = config.not_finite == "reject"
-        self.geo = GeoStore(self.remote, steps, job.world, rejects=rejects) if steps else None
+        self.geo = GeoStore(self.remote, steps, job.world, rejects=config.rejects) if steps else None
         self._job, self._config = job, config
         self._queues: LeaseClient | None = None
         self._loaders: list[LeasedLoader] = []

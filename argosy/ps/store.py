@@ -36,6 +36,7 @@ class Store(ABC):
 
     compensates = False  # whether pushes want the rows that were pulled
     looks_ahead = False  # whether `start_pull` may be of use
+    left_out = 0  # rows whose gradients this process itself did not apply, as they were not finite
 
     @abstractmethod
     def open(self, table: int, spec: TableSpec) -> None:
@@ -100,7 +101,7 @@ class LocalStore(Store):
         self._tables: dict[int, tuple[TableSpec, Table]] = {}
         self._step = 0
         self._rejects = rejects
-        self.not_finite = 0
+        self.left_out = 0
 
     def open(self, table: int, spec: TableSpec) -> None:
         """Make a table."""
@@ -128,11 +129,11 @@ class LocalStore(Store):
             lr_factor=spec.factor(self._step),
             sequence=self._step,
         )
-        self.not_finite += told["not_finite"]
         if told["not_finite"] and self._rejects:
             raise FloatingPointError(
                 f"{told['not_finite']} gradients of table {spec.name} are not finite; the rows stay as they were"
             )
+        self.left_out += told["not_finite"]
 
     def set(self, table: int, ids: Tensor, rows: Tensor) -> None:
         """Let rows be these; what their optimizer remembers stays, also how often it has stepped."""

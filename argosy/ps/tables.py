@@ -18,6 +18,7 @@ the `pushed` that it waited for. A worker that waits for samples, which nobody w
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -50,8 +51,7 @@ class Tables:
 
     def __init__(self, served: Served | None, config: PsConfig, group: Group, cursor: Cursor) -> None:
         self._served, self._config, self._group, self._cursor = served, config, group, cursor
-        rejects = config.not_finite == "reject"
-        self._store: Store = served.store if served is not None else LocalStore(rejects=rejects)
+        self._store: Store = served.store if served is not None else LocalStore(rejects=config.rejects)
         self._embeddings: list[Embedding] = []
         self._optimizer: Optimizer | None = None
         self._dense: ServedParameters | None = None
@@ -62,8 +62,10 @@ class Tables:
             cursor.common = self
 
     def close(self) -> None:
-        """Listen no more."""
+        """Listen no more, and tell what no server has counted."""
         self._leaving.close()
+        if left_out := self._store.left_out:
+            print(f"argosy: gradients of rows that were not finite and were left out: {left_out}", file=sys.stderr)
 
     def refuse_saving(self, models: list[nn.Module]) -> None:
         """Rows are not in checkpoints: say so, lest somebody relies on it."""

@@ -270,7 +270,7 @@ def test_zero_grad_drops_gradients_of_tables_too(accumulate: int, wanted: float)
         assert float(net.row(torch.tensor([0])).detach()) == wanted
 
 
-def test_gradients_that_are_not_finite_may_be_left_out() -> None:
+def test_gradients_that_are_not_finite_may_be_left_out_and_are_told_of(capfd: pytest.CaptureFixture[str]) -> None:
     with argosy.init("ps=sync not_finite=count", run_folder=tempfile.mkdtemp()) as fleet:
         net = Row()
         net, steps = fleet.distribute(net, torch.optim.SGD([net.weight], lr=0.0))
@@ -279,3 +279,4 @@ def test_gradients_that_are_not_finite_may_be_left_out() -> None:
             net(torch.tensor([factor])).backward()
             steps.step()
         assert float(net.row(torch.tensor([0])).detach()) == -3
+    assert "were left out: 1" in capfd.readouterr().err
