@@ -15,7 +15,6 @@ Which ids get a row, servers say when workers meet: one that has to wait begins 
 from __future__ import annotations
 
 import dataclasses
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -25,7 +24,6 @@ from argosy.ps.dense import AveragedParameters
 from argosy.ps.lookup import Lookup
 from argosy.ps.merge import counted
 from argosy.ps.remote import RemoteStore
-from argosy.ps.rules import MOST_DIM
 from argosy.ps.spec import TableSpec
 from argosy.ps.store import Gradients, LocalStore, Store
 
@@ -43,18 +41,13 @@ class GeoStore(Store):
 
     def open(self, table: int, spec: TableSpec) -> None:
         """Make a table here, and one of plain sums on the servers."""
-        if spec.dim + _Bases.MORE > MOST_DIM:
-            raise ValueError(
-                f"embedding {spec.name!r} has dim={spec.dim}: ps=geo keeps {_Bases.MORE} more columns of each row, and "
-                f"{MOST_DIM} is the most; use up to {MOST_DIM - _Bases.MORE}, or another mode"
-            )
         self._local.open(table, dataclasses.replace(spec, entry="always"))
         self._remote.open(table, dataclasses.replace(spec, optimizer=None))
         self._bases[table] = _Bases(spec.dim)
 
     def pull(self, table: int, ids: Tensor) -> Tensor:
         """This worker's rows; those it has not had yet come from the servers."""
-        _, known = self._bases[table].of(ids)
+        known = self._bases[table].known(ids)
         if not bool(known.all()):
             self._fetch(table, ids[~known])
         return self._local.pull(table, ids)
@@ -83,8 +76,7 @@ class GeoStore(Store):
         self._met = self._done
         met = {table: Lookup.of(torch.cat([each.ids for each in several])) for table, several in pushed.items()}
         for table, lookup in met.items():
-            before, _ = self._bases[table].of(lookup.ids)
-            learnt = self._local.pull(table, lookup.ids) - before
+            learnt = self._local.pull(table, lookup.ids) - self._bases[table].of(lookup.ids)
             learnt /= self._sharing(self._bases[table].count(lookup.ids, steps=lookup.shows))[:, None]
             self._remote.push(table, Gradients(lookup.ids, learnt, *counted(pushed[table], lookup)))
         if self.dense is not None:
@@ -128,39 +120,46 @@ class GeoStore(Store):
 
 
 class _Bases:
-    """The rows as they were when this worker and the servers last met.
-
-    Two more columns say that they have, and in how many steps of this worker the row was.
-    """
-
-    MORE: Final = 2
+    """The rows as they were when this worker and the servers last met; apart, what is looked at in every step."""
 
     def __init__(self, dim: int) -> None:
-        self._dim = dim + self.MORE
-        spec = TableSpec("bases", self._dim, None, "zeros")
-        self._table = Table(spec.config())
+        self._rows = _Columns(dim)
+        self._marks = _Columns(2)  # whether the row is known, and in how many steps of this worker it was
 
-    def of(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows, and whether they are known."""
-        all_columns = self._pull(ids)
-        return all_columns[:, :-2], all_columns[:, -2] != 0
+    def known(self, ids: Tensor) -> Tensor:
+        """Whether there are rows of these ids."""
+        return self._marks.of(ids)[:, 0] != 0
+
+    def of(self, ids: Tensor) -> Tensor:
+        """The rows."""
+        return self._rows.of(ids)
 
     def count(self, ids: Tensor, steps: Tensor) -> Tensor:
         """Count more steps in which rows were; how many it is now."""
-        all_columns = self._pull(ids)
-        all_columns[:, -1] += steps
-        self._set(ids, all_columns)
-        return all_columns[:, -1]
+        marks = self._marks.of(ids)
+        marks[:, 1] += steps
+        self._marks.set(ids, marks)
+        return marks[:, 1]
 
     def set(self, ids: Tensor, rows: Tensor) -> None:
         """Let rows be known, as these."""
-        self._set(ids, torch.cat([rows, torch.ones(len(ids), 1), self._pull(ids)[:, -1:]], dim=1))
+        self._rows.set(ids, rows)
+        marks = self._marks.of(ids)
+        marks[:, 0] = 1
+        self._marks.set(ids, marks)
 
-    def _pull(self, ids: Tensor) -> Tensor:
-        all_columns, ids = torch.empty(len(ids), self._dim), ids.contiguous()
-        self._table.pull(ids.data_ptr(), len(ids), all_columns.data_ptr())
-        return all_columns
 
-    def _set(self, ids: Tensor, all_columns: Tensor) -> None:
-        ids = ids.contiguous()
-        self._table.set(ids.data_ptr(), len(ids), all_columns.data_ptr())
+class _Columns:
+    """Numbers by id, zero at first."""
+
+    def __init__(self, dim: int) -> None:
+        self._dim, self._table = dim, Table(TableSpec("bases", dim, None, "zeros").config())
+
+    def of(self, ids: Tensor) -> Tensor:
+        numbers, ids = torch.empty(len(ids), self._dim), ids.contiguous()
+        self._table.pull(ids.data_ptr(), len(ids), numbers.data_ptr())
+        return numbers
+
+    def set(self, ids: Tensor, numbers: Tensor) -> None:
+        ids, numbers = ids.contiguous(), numbers.contiguous()
+        self._table.set(ids.data_ptr(), len(ids), numbers.data_ptr())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from argosy.ps.geo import GeoStore
-from argosy.ps.rules import SGD
+from argosy.ps.rules import MOST_DIM, SGD
 from argosy.ps.spec import TableSpec
 from argosy.ps.store import Gradients, LocalStore
 
@@ -89,7 +89,13 @@ def test_what_is_left_is_met_before_a_look_and_at_the_end() -> None:
     assert rows(servers, 1).tolist() == [-2.0]
 
 
-def test_rows_leave_room_for_what_geo_keeps_of_them() -> None:
-    store = GeoStore(LocalStore(), STEPS, 1)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"dim=65535: ps=geo keeps 2 more columns.*use up to 65534"):
-        store.open(0, TableSpec("rows", 65535, SGD(lr=1.0), "zeros"))
+def test_rows_may_be_as_wide_as_elsewhere() -> None:
+    servers = LocalStore()
+    store = GeoStore(servers, STEPS, 1)  # type: ignore[arg-type]
+    store.open(0, TableSpec("rows", MOST_DIM, SGD(lr=1.0), "zeros"))
+    ids, gradient = torch.tensor([1]), torch.ones(1, MOST_DIM)
+    for _ in range(STEPS):
+        store.pull(0, ids)
+        store.push(0, Gradients(ids, gradient, torch.ones(1, dtype=torch.int32)))
+        store.done(1.0)
+    assert torch.equal(servers.pull(0, ids), -STEPS * gradient)
