@@ -18,7 +18,7 @@ CODECS: Final[dict[str, _Argument | None]] = {
     "int4": None,
     "sign": None,
     "topk": ("the fraction that is sent", 0.01, lambda value: 0 < value <= 1, "a fraction such as topk:0.01"),
-    "powersgd": ("the rank", 4, lambda value: value >= 1 and value.is_integer(), "a whole number: powersgd:4"),
+    "powersgd": ("the rank", 4.0, lambda value: value >= 1 and value.is_integer(), "a whole number: powersgd:4"),
     "dgc": ("the final sparsity", 0.999, lambda value: 0 <= value < 1, "a fraction such as dgc:0.999"),
 }
 
@@ -30,8 +30,8 @@ class CompressConfig(Config):
     `dgc_warmup_epochs`: over how many epochs DGC's sparsity rises to its final value; 0 begins there.
     `dgc_clip`: the threshold that local gradients are clipped to, times the number of workers to the power -1/2.
 
-    >>> CompressConfig(compress="powersgd:2").codec()
-    ('powersgd', 2.0)
+    >>> CompressConfig(compress="powersgd:2").codec(), CompressConfig(compress="powersgd").codec()
+    (('powersgd', 2.0), ('powersgd', 4.0))
     """
 
     compress: str = "none"

@@ -16,6 +16,7 @@ REFUSED = [
     ("sync=local:4 pipeline=2", 4, "sync=local:4: replicas that train alone hold whole models"),
     ("compress=int8 data=2 shard_stage=3", 4, "compress=int8: codecs act between workers that hold whole models"),
     ("compress=powersgd:2 tensor=2", 4, "compress=powersgd:2: codecs act between"),
+    ("compress=powersgd shard_stage=3", 4, "compress=powersgd: codecs act between"),
     ("compress=dgc pipeline=2", 4, "compress=dgc: codecs act between"),
     ("precision=fp16 shard_stage=3", 2, "precision=fp16: .* use precision=bf16"),
     ("precision=fp16 tensor=2", 2, "precision=fp16: .* use precision=bf16"),

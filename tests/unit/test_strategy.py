@@ -42,7 +42,7 @@ BOUNDED = {
     "sockets": st.integers(1, MAX_SOCKETS),
     "accumulate": st.integers(1, 64),
     "bucket_mbytes": st.floats(0.01, 4096),
-    "compress": st.sampled_from(["none", "bf16", "int4", "topk:0.01", "powersgd:2", "dgc", "dgc:0.99"]),
+    "compress": st.sampled_from(["none", "bf16", "int4", "topk:0.01", "powersgd:2", "powersgd", "dgc", "dgc:0.99"]),
     "sync": st.sampled_from(["step", "local:8", "adaptive:16", "diloco:100:int4"]),
     "outer_lr": st.floats(0.1, 1),
     "outer_momentum": st.floats(0, 0.9),
