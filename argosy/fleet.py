@@ -63,7 +63,7 @@ class Fleet:
         self._optimizers: list[Optimizer] = []
         self._progress = progress_on(sys.stderr) if job.channel is None and group.rank == 0 else None
         shown = self._progress.show if self._progress else None
-        listener = shown if job.channel is None else Channel.at(job.channel).event
+        listener = shown if job.channel is None else Channel.at(job.channel, leaving).event
         self._log = EventLog(events_file(run_folder, group.rank), group.rank, listener)
         self._meter, self._warned = Meter(self._log, time.monotonic), Warned(self._log)
         self._steps = StepCount(self._cursor, self._meter)

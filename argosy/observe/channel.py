@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from argosy.observe.events import Event
 
@@ -26,9 +27,9 @@ class Channel:
         self._next = 0.0
 
     @classmethod
-    def at(cls, fd: int) -> Channel:
-        """The channel whose worker's end is a descriptor of this process; it keeps a copy of its own."""
-        return cls(socket.socket(fileno=os.dup(fd)), time.monotonic)
+    def at(cls, fd: int, leaving: ExitStack) -> Channel:
+        """The channel whose worker's end is a descriptor of this process; it keeps a copy of its own until the end."""
+        return cls(leaving.enter_context(socket.socket(fileno=os.dup(fd))), time.monotonic)
 
     def event(self, event: Event) -> None:
         """Pass an event on, if it can be done at once."""
