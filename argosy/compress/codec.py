@@ -60,8 +60,11 @@ class Codec(ABC):
     def __init__(self) -> None:
         self.bytes_sent = 0  # that this worker's shares took on the wire: what it handed to each operation
 
+    def check(self, optimizer: Optimizer) -> None:  # noqa: B027
+        """Refuse an optimizer that the codec cannot work with."""
+
     def attach(self, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:  # noqa: B027
-        """Learn what will use the gradients; refuse an optimizer that the codec cannot work with."""
+        """Learn what will use the gradients; the same is refused."""
 
     def begin_step(self, epoch: float | None) -> None:  # noqa: B027 - most codecs have nothing to do here
         """Gradients of another step will come; `epoch` counts finished epochs, with a fraction, if it is known."""

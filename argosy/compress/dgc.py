@@ -40,7 +40,7 @@ from argosy.comm.engine import EngineGroup
 from argosy.comm.pending import Pending
 from argosy.compress.codec import Bucket, Part
 from argosy.compress.sparse import Kept, Rule, SparseCodec, numbers_of, of_size
-from argosy.compress.takeover import TakenOver
+from argosy.compress.takeover import TakenOver, check_optimizer
 
 MIN_ELEMENTS: Final = 16_384
 WARMUP: Final = (0.75, 0.9375, 0.984375, 0.996)
@@ -74,6 +74,10 @@ class DgcCodec(SparseCodec):
         self._sparsity = sparsity_at(0, sparsity, warmup_epochs)
         self._taken: list[TakenOver] = []
         self._velocity: dict[str, Tensor] = {}  # of small tensors: the same on all workers
+
+    def check(self, optimizer: Optimizer) -> None:
+        """Only SGD's momentum is known."""
+        check_optimizer(optimizer)
 
     def attach(self, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:
         """Take momentum and weight decay over from SGD; several optimizers may share a model."""

@@ -26,13 +26,7 @@ class TakenOver:
     """The hyperparameters of SGD for each parameter of a model, and the hooks that keep them from SGD itself."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:
-        if type(optimizer) is not torch.optim.SGD:
-            raise ValueError(
-                f"compress=dgc works with torch.optim.SGD, not with {type(optimizer).__name__}: it applies momentum "
-                f"and weight decay itself, before gradients are sent, and what another optimizer would make of "
-                f"gradients that arrive late and bundled is unknown; use torch.optim.SGD, or another codec, such as "
-                f"compress=powersgd or compress=int8"
-            )
+        check_optimizer(optimizer)
         self._parameters, self.optimizer = parameters, optimizer
         self._unused: set[str] = set()  # whose gradients were made for the next step
         self._aside = _ASIDE.setdefault(optimizer, [])
@@ -52,8 +46,7 @@ class TakenOver:
 
     def look(self) -> None:
         """Learn which group each parameter is in: groups may be added, and are new objects when a state is loaded."""
-        for number, group in enumerate(self.optimizer.param_groups):
-            _refuse(group, number)
+        check_optimizer(self.optimizer)
         self._groups = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
 
     def knows(self, name: str) -> bool:
@@ -88,7 +81,7 @@ class TakenOver:
                 f"compress=dgc has got another gradient of {twice[0]} before the optimizer's step: it has taken the "
                 f"first one into its momentum, and cannot add the two up; backward the sum of the losses, or put "
                 f"all backward passes but the last into fleet.no_sync(); freeze a model that only passes gradients on "
-                f"(requires_grad_(False))"
+                f"(requires_grad_(False)); a step cannot be left out, as when its loss is not finite"
             )
         self._unused |= known
 
@@ -112,12 +105,21 @@ class TakenOver:
         self._aside.clear()
 
 
-def _refuse(group: _Group, number: int) -> None:
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Refuse all but SGD, and SGD with what DGC's momentum does not have."""
+    if type(optimizer) is not torch.optim.SGD:
+        raise ValueError(
+            f"compress=dgc works with torch.optim.SGD, not with {type(optimizer).__name__}: it applies momentum "
+            f"and weight decay itself, before gradients are sent, and what another optimizer would make of "
+            f"gradients that arrive late and bundled is unknown; use torch.optim.SGD, or another codec, such as "
+            f"compress=powersgd or compress=int8"
+        )
     reasons = {
         "dampening": "its momentum has no dampening; use dampening=0",
         "maximize": "it adds weight decay to gradients that are descended; negate the loss instead",
         "differentiable": "its momentum is computed outside of autograd; use differentiable=False",
     }
-    for key, reason in reasons.items():
-        if group[key]:
-            raise ValueError(f"compress=dgc cannot work with {key}={group[key]} (param group {number}): {reason}")
+    for number, group in enumerate(optimizer.param_groups):
+        for key, reason in reasons.items():
+            if group[key]:
+                raise ValueError(f"compress=dgc cannot work with {key}={group[key]} (param group {number}): {reason}")

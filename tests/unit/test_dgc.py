@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import argosy
 from argosy.comm.pending import DONE
 from argosy.comm.select import Selector
 from argosy.comm.topology import Link, Topology
@@ -108,6 +110,12 @@ def test_other_optimizers_are_refused_with_the_reason_and_the_fix() -> None:
     parameters = {"w": weight(2, 2)}
     with pytest.raises(ValueError, match=r"not with AdamW: it applies momentum .* use torch.optim.SGD, or"):
         DgcCodec().attach(parameters, torch.optim.AdamW(parameters.values()))
+
+
+def test_one_worker_refuses_what_several_would(tmp_path: Path) -> None:
+    net = nn.Linear(2, 2)
+    with argosy.init("compress=dgc", run_folder=tmp_path) as fleet, pytest.raises(ValueError, match=r"torch.optim.SGD"):
+        fleet.distribute(net, torch.optim.Adam(net.parameters()))
 
 
 def test_an_optimizer_that_was_not_given_is_asked_for() -> None:
