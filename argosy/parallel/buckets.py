@@ -25,7 +25,9 @@ LARGE_BYTES: Final = 1 << 20  # a gradient of this size is a bucket by itself
 
 
 class Place(ABC):
-    """One parameter's gradient in a bucket."""
+    """One parameter's gradient in a bucket. `view` is where its numbers are."""
+
+    view: Tensor
 
     def __init__(self, name: str, parameter: nn.Parameter, begin: int = 0) -> None:
         self.name, self.parameter = name, parameter
@@ -87,8 +89,6 @@ class Gathered(Place):
 
 class Alone(Place):
     """A large gradient, left where autograd has made it."""
-
-    view: Tensor
 
     def __init__(self, name: str, parameter: nn.Parameter, weighs: bool) -> None:
         """`weighs`: it is multiplied by its weight here; otherwise whoever reads it does that."""

@@ -35,14 +35,15 @@ class Buffers:
         """Which of them have changed here since `note`. Running statistics change without a new version."""
         learning = [layer for layer in self._norm_layers() if layer.training]
         running = {id(value) for layer in learning for value in (layer.running_mean, layer.running_var)}
-        return [id(b) in running or (id(b), b._version) not in self._known for b in self.all()]
+        return [id(b) in running or self._known.get(id(b), (b, -1))[1] != b._version for b in self.all()]
 
     def _norm_layers(self) -> list[_NormBase]:
         return [module for module in self._model.modules() if isinstance(module, _NormBase)]
 
     def note(self) -> None:
         """They are the same on all workers now."""
-        self._known = {(id(buffer), buffer._version) for buffer in self.all()}
+        # The buffers are held, too: a module may assign another one, which must not be taken for the one before.
+        self._known = {id(buffer): (buffer, buffer._version) for buffer in self.all()}
 
 
 def average(tensors: Iterable[Tensor], weight: float, group: Group) -> None:

@@ -38,7 +38,7 @@ def clip_by_global_norm(
     trained = [parameter for parameter in parameters if parameter.grad is not None]
     gradients = [cast(Tensor, parameter.grad) for parameter in trained]
     parts = [cast(Tensor, each.grad) for each in trained if counted is None or id(each) in counted]
-    squares = sum((_square(_local(part)) * _copies(part, holders) for part in parts), 0.0)
+    squares = sum((_square(_local(_added_up(part))) * _copies(part, holders) for part in parts), 0.0)
     total = torch.tensor([squares], dtype=torch.float64)
     group.all_reduce(total)
     norm = float(total.sqrt())
@@ -51,6 +51,11 @@ def clip_by_global_norm(
 def _local(gradient: Tensor) -> Tensor:
     part = gradient.to_local() if isinstance(gradient, DTensor) else gradient
     return part._values() if part.is_sparse else part
+
+
+def _added_up(gradient: Tensor) -> Tensor:
+    """A sparse gradient may have several entries for one row."""
+    return gradient.coalesce() if gradient.is_sparse else gradient
 
 
 def _square(values: Tensor) -> float:

@@ -12,8 +12,9 @@ same rule (`buffers.py`). A worker with no sample adds exact zeros, whatever its
 [Note: accumulating]
 Calling backward twice before a step reduces twice. That is right, if wasteful: the weights sum to one, so what is
 already averaged, and equal on all workers, comes out of the second average as it went in. Inside `no_sync()` nothing is
-reduced, and the next pass outside takes what has been added up. With `accumulate=k` the loader says which of k batches
-closes the step; until then the sum waits in the bucket, and `p.grad` is None.
+reduced, and the next pass outside takes what has been added up. Batches may be of different sizes, so from the first
+such pass on until that next one, gradients are weighted as they come, before autograd adds them up. With `accumulate=k`
+the loader says which of k batches closes the step; until then the sum waits in the bucket, and `p.grad` is None.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ from argosy.compress.codec import Codec
 from argosy.data.cursor import Cursor
 from argosy.parallel.buffers import Buffers, average
 from argosy.parallel.config import ReducerConfig
+from argosy.parallel.hooks import Hook
 from argosy.parallel.meeting import Meeting
 from argosy.parallel.nothing import tolerate_empty_batches
-from argosy.parallel.passes import Member, SharedPasses
+from argosy.parallel.passes import Member, SharedPasses, at_end_of_pass
 from argosy.parallel.reducer import Reducer
-from argosy.parallel.replicas import make_alike
+from argosy.parallel.replicas import broadcast_tensor, make_alike
 from argosy.parallel.sparse import sum_sparse
 from argosy.parallel.sync_batchnorm import Forward, synchronise_statistics
 
@@ -66,7 +68,11 @@ class DataParallel(Member):
         self._sparse: set[nn.Parameter] = set()  # whose gradients have been sparse
         self._passes = passes or SharedPasses(group)
         self._begun: tuple[int, int] | None = None  # the step that batches are being added up for
+        self._strangers: list[nn.Parameter] = []  # that the model did not have when replicas were made alike
         self._quiet = False
+        self._quiet_passes: set[int] = set()
+        self._weighs_each = False  # whether gradients are weighted as they come: see [Note: accumulating]
+        self._weighing: dict[nn.Parameter, RemovableHandle] = {}
         _refuse_unseen(model, codec)
         make_alike(model, group)
         self._buffers = Buffers(model)
@@ -82,13 +88,14 @@ class DataParallel(Member):
             if config.sync_batchnorm:
                 self._hooks += synchronise_statistics(model, engine, lambda: cursor.share(group.size))
         self._passes.join(self)
+        self._known = set(model.parameters())
         self._listen()
         # A frozen parameter may be unfrozen during training: look again at every forward pass.
-        self._hooks.append(model.register_forward_pre_hook(lambda *_: self._listen()))
+        self._hooks.append(model.register_forward_pre_hook(Hook(lambda *_: self._listen())))
 
     def close(self) -> None:
         """Listen no more: the model is the script's alone again."""
-        for hook in self._hooks:
+        for hook in (*self._hooks, *self._weighing.values()):
             hook.remove()
         self._passes.leave(self)
         if self.reducer is not None:
@@ -98,6 +105,9 @@ class DataParallel(Member):
     def no_sync(self) -> Iterator[None]:
         """Backward passes in this block add gradients up on each worker, and reduce nothing."""
         before, self._quiet = self._quiet, True
+        if self.reducer is not None:
+            self._weighs_each = True
+            self._weigh_as_they_come()
         try:
             yield
         finally:
@@ -109,7 +119,24 @@ class DataParallel(Member):
             if parameter.requires_grad and parameter not in self._listening:
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))
                 self._listening[parameter] = name
+                if parameter not in self._known:
+                    self._strangers.append(parameter)
+                    self._known.add(parameter)
+        if self._weighing:
+            self._weigh_as_they_come()
         self._lay_out()
+
+    def _weigh_as_they_come(self) -> None:
+        for parameter in self._listening:
+            if parameter.requires_grad and parameter not in self._weighing:
+                self._weighing[parameter] = parameter.register_hook(self._weighed)
+
+    def _weighed(self, gradient: Tensor) -> Tensor | None:
+        """A gradient, before it is added to those of other passes, as much as it counts beside the other workers'."""
+        weight = self._cursor.share(self._group.size) * self._group.size
+        if not self._weighs_each or weight == 1:
+            return None
+        return gradient * weight if weight else torch.zeros_like(gradient)
 
     def _lay_out(self) -> None:
         if self.reducer is not None:
@@ -119,13 +146,16 @@ class DataParallel(Member):
     def _arrived(self, parameter: Tensor) -> None:
         """A gradient is there."""
         if self._quiet:
+            at_end_of_pass(self._quiet_passes, self._cursor.keep_loss)
             return
         if self._passes.reach(self, self._cursor.closes):
             self._begin()
         if self.reducer is None or parameter.grad is None:
             return
         closes = self._cursor.closes
-        if parameter.grad.layout == torch.strided:
+        if parameter.grad.layout == torch.strided and parameter in self._sparse:
+            parameter.grad = parameter.grad.to_sparse(1)  # as other passes' are: it has no place in a bucket
+        elif parameter.grad.layout == torch.strided:
             self.reducer.add(cast(nn.Parameter, parameter), self._weight(), last=closes)
         elif not closes:
             raise NotImplementedError(
@@ -168,7 +198,7 @@ class DataParallel(Member):
     def _reduce(self, reducer: Reducer) -> None:
         """Bring gradients, and buffers that have changed, to their means, weighted by samples."""
         self._cursor.check_one_weight()
-        weight = self._cursor.share(self._group.size)
+        weight = 1 / self._group.size if self._weighs_each else self._cursor.share(self._group.size)
         used = reducer.finish(self._weight())
         parameters, buffers = list(self._listening), self._buffers.all()
         dense = [parameter in used for parameter in parameters]
@@ -189,13 +219,19 @@ class DataParallel(Member):
         # Through `data`: a graph that is kept for another backward pass may hold the buffer, at the version it has.
         average([buffer.data for buffer in buffers if next(users)], self._cursor.part(self._group.size), self._group)
         self._buffers.note()
+        self._weighs_each = False
+        for parameter in self._strangers:  # all workers have got them at the same place in the script
+            broadcast_tensor(parameter, self._group)
+        self._strangers.clear()
         reducer.settle_order()
         self._lay_out()
 
     def _weight(self) -> float | None:
         """What gradients are multiplied by before they are added up; None if all workers count the same."""
-        even = self._cursor.is_even and self.codec is None and self._accumulate == 1
-        return None if even else self._cursor.share(self._group.size)
+        even = self._cursor.is_even or self._weighs_each
+        if even and self.codec is None and self._accumulate == 1:
+            return None
+        return 1 / self._group.size if self._weighs_each else self._cursor.share(self._group.size)
 
     def _sum_sparse(self, parameter: nn.Parameter, weight: float, alone: bool) -> None:
         name = self._listening[parameter]

@@ -26,6 +26,7 @@ from argosy.comm.group import Group
 from argosy.data.cursor import Cursor
 from argosy.parallel.aside import Aside
 from argosy.parallel.buffers import Buffers, average
+from argosy.parallel.hooks import Hook
 from argosy.parallel.meeting import Meeting
 from argosy.parallel.nothing import tolerate_empty_batches
 from argosy.parallel.passes import Member, SharedPasses
@@ -47,9 +48,9 @@ class Divided(Member):
         passes.join(self)
         self._hooks: list[RemovableHandle] = [
             *tolerate_empty_batches(model, lambda: cursor.samples == 0),
-            model.register_forward_pre_hook(lambda *_: passes.look(), prepend=True),
+            model.register_forward_pre_hook(Hook(lambda *_: passes.look()), prepend=True),
             # After torch's own: backward then reaches torch's hook on the output first, and its end comes before ours.
-            model.register_forward_hook(self._ran),
+            model.register_forward_hook(Hook(self._ran)),
         ]
 
     def close(self) -> None:

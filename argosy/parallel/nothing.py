@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from argosy.data.empty import STAND_INS
+from argosy.parallel.hooks import Hook
 
 
 class Nothing(Tensor):
@@ -57,7 +58,10 @@ def tolerate_empty_batches(model: nn.Module, is_empty: Callable[[], bool]) -> li
     def cut_off(_: nn.Module, __: Any, output: Any) -> Any:
         return pytree.tree_map(_cut, output) if standing_in else None
 
-    return [model.register_forward_pre_hook(stand_in, with_kwargs=True), model.register_forward_hook(cut_off)]
+    return [
+        model.register_forward_pre_hook(Hook(stand_in), with_kwargs=True),
+        model.register_forward_hook(Hook(cut_off)),
+    ]
 
 
 def _cut(value: Any) -> Any:

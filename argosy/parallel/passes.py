@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from argosy.comm.group import Group
+from argosy.parallel.hooks import Hook
 
 _NONE: Final = -1  # no backward pass is under way
 
@@ -52,7 +53,7 @@ class Passes:
         self._listening: set[nn.Parameter] = set()
         self._running: set[int] = set()
         # A frozen parameter may be unfrozen during training: look again at every forward pass.
-        self._hooks: list[RemovableHandle] = [model.register_forward_pre_hook(lambda *_: self._listen())]
+        self._hooks: list[RemovableHandle] = [model.register_forward_pre_hook(Hook(lambda *_: self._listen()))]
         self._listen()
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from argosy.parallel.blocks import repeated_blocks, span
+from argosy.parallel.hooks import Hook
 from argosy.parallel.memory import available_bytes
 
 _ROOM: Final = 0.5  # of the memory that is free, how much activations may take
@@ -72,7 +73,7 @@ class Recompute:
             block.forward = forward
             forward.active = every is not None and number % every == every - 1
             forward.measures = every is None
-        self._hook = model.register_forward_pre_hook(self._look) if every is None else None
+        self._hook = model.register_forward_pre_hook(Hook(self._look)) if every is None else None
         if every is not None:
             self._tell([name for name, f in zip(self._names, self.forwards, strict=True) if f.active], "")
 

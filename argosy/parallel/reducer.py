@@ -64,7 +64,12 @@ class Reducer:
         """Make buckets for these parameters. Before a first pass has shown the order, the last ones come first."""
         if self._places.keys() == {parameter for _, parameter in named}:
             return
+        held = {place.parameter: place.view.clone() for place in self.places if place.holds}
         self._make(list(reversed(named)))
+        for place in self.places:  # another parameter was unfrozen while batches are being added up
+            if place.parameter in held:
+                place.view.copy_(held[place.parameter])
+                place.holds = True
         self._ordered = False
 
     def add(self, parameter: nn.Parameter, weight: float | None, last: bool) -> None:

@@ -32,6 +32,10 @@ class Forward:
         """Let the layer be as it was."""
         self._layer.__dict__.pop("forward", None)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of the layer, or a pickle, has its class's own."""
+        return getattr, (self._layer, "forward")
+
     def __call__(self, x: Tensor) -> Tensor:
         """Normalise a batch."""
         layer = self._layer

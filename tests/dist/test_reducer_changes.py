@@ -1,0 +1,157 @@
+"""Gradients and replicas where a script's batches, gradients or model are not the same in every pass."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from ranks import Place, run
+from together import TINY, Telling, Together, batch, large_net, net, squares
+from torch import Tensor, nn
+
+from argosy.parallel.config import ReducerConfig
+from argosy.parallel.data import DataParallel
+
+
+def check_uneven_batches(place: Place, codec: Telling | None) -> None:
+    """Each batch's gradient is its own mean, whatever the sizes of the others; a worker may be without a sample."""
+    both = Together(place, large_net(), codec=codec)
+    for step in range(2):
+        for number, shares in enumerate([[3, 5], [0, 2], [6, 1], [1, 0]]):
+            both.shares = shares
+            both.begin(step=number)
+            part = batch(number + step)[: sum(shares)]
+            if number < 3:
+                both.cursor.loss = 1.0
+                with both.parallel.no_sync():
+                    squares(both.model, both.mine(part)).backward()
+                assert both.cursor.loss is None, "it is told with the step's"
+            else:
+                squares(both.model, both.mine(part)).backward()
+            squares(both.alone, part).backward()
+        both.check()
+        both.zero_grad()
+        both.shares = [2, 6]  # and a step without such passes
+        both.backward(squares, batch(7)[:8], step=4)
+        both.check()
+        both.zero_grad()
+    both.parallel.close()
+
+
+@pytest.mark.parametrize("codec", [None, Telling(), Telling(weighs=True)])
+def test_no_sync_weighs_each_batch_by_its_samples(codec: Telling | None) -> None:
+    run(check_uneven_batches, 2, codec)
+
+
+class Tied(nn.Module):
+    """A table whose gradient is sparse, unless it is the output layer too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.table, self.is_tied = nn.Embedding(50, 4, sparse=True), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.table(x)
+        return rows @ self.table.weight.T if self.is_tied else rows
+
+
+def check_sparse_in_some_passes(place: Place) -> None:
+    both = Together(place, Tied())
+    for step, is_tied in enumerate([False, True, False, True]):
+        both.model.is_tied = both.alone.is_tied = is_tied
+        ids = torch.randint(0, 50, (sum(both.shares), 3), generator=torch.Generator().manual_seed(step))
+        both.backward(squares, ids, step=step)
+        both.check()
+        both.zero_grad()
+
+
+def test_a_gradient_may_be_sparse_in_some_passes() -> None:
+    run(check_sparse_in_some_passes, 2)
+
+
+def check_thawed_between(place: Place) -> None:
+    model = net()
+    model[0].requires_grad_(False)
+    both = Together(place, model)
+    both.parallel.close()
+    both.parallel = DataParallel(model, both.group, both.cursor, 0, TINY, accumulate=2)
+    both.shares = [4, 4]
+    for number in range(2):
+        for each in (both.model, both.alone):
+            each[0].requires_grad_(number == 1)
+        part = batch(number)[:8]
+        both.begin(merged=16, closes=number == 1, step=number)
+        squares(both.model, both.mine(part)).backward()
+        (squares(both.alone, part) / 2).backward()
+    both.check()
+
+
+def test_a_parameter_thawed_between_two_batches_of_a_step_loses_nothing() -> None:
+    run(check_thawed_between, 2)
+
+
+def check_replaced(place: Place) -> None:
+    both = Together(place, net())
+    torch.manual_seed(place.rank)
+    both.model[4] = nn.Linear(30, 2)
+    optimizer = torch.optim.SGD(both.model.parameters(), lr=0.1)
+    for step in range(2):
+        both.begin(step=step)
+        squares(both.model, both.mine(batch(step)[: sum(both.shares)])).backward()
+        optimizer.step()
+    for parameter in both.model.parameters():
+        one, other = both.group.all_gather(parameter.detach().clone())
+        assert torch.equal(one, other)
+
+
+def test_a_layer_that_is_replaced_becomes_the_same_on_all_workers() -> None:
+    run(check_replaced, 2)
+
+
+class Assigns(nn.Module):
+    """Keeps a mean by assigning another tensor in each pass, as many times as memory may come back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(6):
+            self.mean = 0.9 * self.mean + x.mean(0)
+        return self.layer(x)
+
+
+def check_assigned(place: Place) -> None:
+    both = Together(place, Assigns())
+    for step in range(10):
+        both.begin(step=step)
+        squares(both.model, both.mine(batch(step)[: sum(both.shares)])).backward()
+        one, other = both.group.all_gather(both.model.mean)
+        assert torch.equal(one, other), step
+
+
+def test_buffers_that_a_module_assigns_stay_the_same() -> None:
+    run(check_assigned, 2)
+
+
+def check_copies(place: Place) -> None:
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    both = Together(place, model, ReducerConfig(sync_batchnorm=True))
+    both.begin()
+    squares(both.model, both.mine(batch()[: sum(both.shares)])).backward()
+    if place.rank == 0:  # a copy is this worker's own: nobody else takes part
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            squares(other, batch()).backward()
+            torch.testing.assert_close(other.eval()(batch()), other(batch()))
+            assert not torch.equal(other[1].running_mean, model[1].running_mean)
+    both.begin(step=1)
+    squares(both.model, both.mine(batch(1)[: sum(both.shares)])).backward()
+
+
+def test_a_model_may_be_copied_and_pickled() -> None:
+    run(check_copies, 2)
