@@ -36,6 +36,9 @@ class Remembers(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there; from nothing, if it is empty."""
 
+    def forget(self, models: Sequence[nn.Module]) -> None:
+        """These models have other parameters than those that something is remembered of."""
+
 
 class Checkpoints:
     """Saves and loads for one job. `second` joins another group of the same workers, for saves in the background."""
@@ -90,7 +93,9 @@ class Checkpoints:
         if goes_on and EXTRA in opened.manifest.parts:
             wanted[EXTRA] = self._extra
         load_parts(opened, wanted, models, random_of=self._group.rank if goes_on else None)
-        if EXTRA not in wanted:  # what is remembered belongs to the parameters that it was remembered for
+        if not goes_on:
+            self._extra.forget([part for part in parts.values() if isinstance(part, nn.Module)])
+        elif EXTRA not in wanted:
             self._extra.load_state_dict({})
         return opened.manifest.step if goes_on else None
 

@@ -38,12 +38,11 @@ class Average:
     def __init__(self, model: nn.Module, decay: float = 0.999) -> None:
         if not 0 < decay < 1:
             raise ValueError(f"decay={decay}: how much each step keeps lies between 0 and 1, such as 0.999")
-        self.decay, self.updates = decay, 0
+        self.model, self.decay, self.updates = model, decay, 0
         self._applied = False
         self._hook: RemovableHandle | None = None
-        self._live = dict(_averaged(model))
         # 16 bits cannot hold a sum to which each step adds a thousandth.
-        self._kept = {name: _wide(tensor).clone() for name, tensor in self._live.items()}
+        self._kept = {name: _wide(tensor).clone() for name, tensor in _averaged(model)}
 
     def attach(self, optimizer: Optimizer) -> Average:
         """From now on, follow the steps of this optimizer."""
@@ -69,7 +68,7 @@ class Average:
     def restart(self) -> None:
         """Begin anew with the model's present parameters, which were loaded, say."""
         self.updates = 0
-        for name, live in self._live.items():
+        for name, live in self._live():
             self._kept[name].copy_(live)
 
     @contextmanager
@@ -114,10 +113,15 @@ class Average:
         if takes_step(optimizer):
             self.update()
 
+    def _live(self) -> Iterator[tuple[str, Tensor]]:
+        """What is averaged, as the model has it now: modules may assign other buffers, not only change them."""
+        tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        yield from ((name, tensors[name]) for name in self._kept)
+
     def _pairs(self) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
         """The average and the model, by device and type: foreach operations are fast on lists of one kind."""
         kinds: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
-        for name, live in self._live.items():
+        for name, live in self._live():
             kept, lives = kinds.setdefault((live.device, live.dtype), ([], []))
             kept.append(self._kept[name])
             lives.append(live)

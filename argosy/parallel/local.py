@@ -2,7 +2,8 @@
 
 `LocalReplicas` reduces no gradient. It counts the optimizer's steps, and after every k-th of them all workers meet in a
 round: parameters and buffers become the same on all, by the mean or by DiLoCo's outer step (`outer.py`), each worker
-weighted by the samples that it has trained on since the last round.
+weighted by the samples that it has trained on since the last round. Of several optimizers that train parts of a model,
+the one counts that has made the most steps, and a round waits for the others, until the next forward pass at most.
 
 [Note: alike between rounds]
 Between rounds replicas differ. They are the same after a round, and a round is made early wherever the script is likely
@@ -31,6 +32,7 @@ from argosy.comm.group import Group
 from argosy.compress.codec import Codec
 from argosy.data.cursor import Cursor
 from argosy.parallel.buffers import Buffers
+from argosy.parallel.hooks import Hook
 from argosy.parallel.local_config import LocalConfig, Rounds
 from argosy.parallel.nothing import tolerate_empty_batches
 from argosy.parallel.outer import Averaging, Mean, Nesterov, Outer
@@ -70,7 +72,7 @@ class LocalReplicas:
         self._model, self._group, self._cursor, self._number, self._told = model, group, cursor, number, told
         self.rounds = 0
         self._period = Period(self._plan.period, adapts=self._plan.kind == "adaptive")
-        self._counting: Optimizer | None = None
+        self._optimizers: list[Optimizer] = []
         make_alike(model, group)
         self._buffers = Buffers(model)
         self._spared: list[tuple[Tensor, Tensor]] = []
@@ -94,24 +96,36 @@ class LocalReplicas:
         return self._averaging.bytes_sent + self._outer.bytes_sent + self._small_bytes
 
     def attach(self, optimizer: Optimizer) -> bool:
-        """Count an optimizer's steps, if it trains this model and is the first that does. Says whether it counts.
+        """Count an optimizer's steps, if it trains this model. Says whether it does.
 
         Attach before any other hook that reads `cursor.mean_loss` after a step: a round sets it to the whole job's.
         """
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        if self._counting is not None or not any(id(parameter) in held for parameter in self._parameters.values()):
+        if not any(id(parameter) in held for parameter in self._parameters.values()):
             return False
-        self._counting = optimizer
+        number = len(self._optimizers)
+        self._optimizers.append(optimizer)
+        self._stepped.append(0)
         if self._codec is not None:
             self._codec.attach(self._parameters, optimizer)
-        self._hooks.append(optimizer.register_step_post_hook(lambda *_: self.stepped()))
+        self._hooks.append(optimizer.register_step_post_hook(lambda *_: self.stepped(number)))
         return True
 
-    def stepped(self) -> None:
-        """A step is over. The optimizer's hook says so; whoever leaves out an optimizer's step must say it instead."""
-        self._steps += 1
+    def stepped(self, number: int = 0) -> None:
+        """A step is over. An optimizer's hook says so; whoever leaves out an optimizer's step must say it instead."""
+        self._stepped[number] += 1
         self._fresh_samples = 0.0
-        if self._steps >= self.period:
+        if min(self._stepped) >= self.period:
+            self.synchronise()
+
+    @property
+    def _steps(self) -> int:
+        """How many there were since the last round."""
+        return max(self._stepped, default=0)
+
+    def _catch_up(self) -> None:
+        """The script goes on to the next step: whichever optimizer has not stepped by now does not."""
+        if self._model.training and torch.is_grad_enabled() and self._steps >= self.period:
             self.synchronise()
 
     def synchronise(self) -> None:
@@ -163,9 +177,10 @@ class LocalReplicas:
         self._passes = Passes(self._model, self._backward_ended)
         self._cursor.between_loops.append(self.synchronise)
         # Whoever loads the model does so on all workers: rounds begin there.
-        self._hooks.append(self._model.register_load_state_dict_post_hook(self._loaded))
+        self._hooks.append(self._model.register_load_state_dict_post_hook(Hook(self._loaded)))
+        self._hooks.append(self._model.register_forward_pre_hook(Hook(lambda *_: self._catch_up())))
         if self._group.size > 1:
-            self._hooks.append(self._model.register_forward_pre_hook(lambda *_: self._spare_buffers()))
+            self._hooks.append(self._model.register_forward_pre_hook(Hook(lambda *_: self._spare_buffers())))
             self._hooks += tolerate_empty_batches(self._model, lambda: self._cursor.samples == 0)
 
     def _loaded(self, module: nn.Module, _: Any) -> None:
@@ -179,7 +194,7 @@ class LocalReplicas:
         self._start_over()
 
     def _start_over(self) -> None:
-        self._steps = 0
+        self._stepped = [0] * len(self._optimizers)  # by each of them, since the last round
         self._samples = self._fresh_samples = 0.0  # trained on since the last round, and since the last step
         self._reported, self._losses = 0.0, 0.0
         self._versions = [parameter._version for parameter in self._parameters.values()]
@@ -191,7 +206,7 @@ class LocalReplicas:
             self._spared = [(buffer, buffer.clone()) for buffer in self._buffers.all()]
 
     def _backward_ended(self) -> None:
-        if self._counting is None:
+        if not self._optimizers:
             raise RuntimeError(
                 f"sync={self._plan.kind}:{self._plan.period} counts the optimizer's steps, and the optimizer of this "
                 f"{type(self._model).__name__} is not known: give it to fleet.distribute too"
@@ -199,7 +214,7 @@ class LocalReplicas:
         samples, loss = self._cursor.samples, self._cursor.take_loss()
         self._cursor.check_one_weight()
         if samples == 0:
-            self._forget_nothing()
+            self._leave_no_trace()
         self._samples += samples
         self._fresh_samples += samples
         if loss is not None:
@@ -208,7 +223,7 @@ class LocalReplicas:
                 self._reported += samples
                 self._losses += samples * loss
 
-    def _forget_nothing(self) -> None:
+    def _leave_no_trace(self) -> None:
         """Leave no trace of a batch without a sample: an optimizer passes over parameters without a gradient."""
         for buffer, before in self._spared:
             buffer.data.copy_(before)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any, cast
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from argosy.comm.engine import EngineGroup
-from argosy.comm.group import Group
+from argosy.comm.group import Group, SoloGroup
 from argosy.compress.catalogue import can_take, make_codec
 from argosy.compress.codec import Codec
 from argosy.compress.config import CompressConfig
@@ -74,6 +74,7 @@ class Training:
         self._averages: list[Average] = []
         self._rates: list[LearningRate] = []
         self._loaders: list[Loader | LeasedLoader] = []
+        self._quiet = False
         self._passes = SharedPasses(group)
         self._leaving = ExitStack()
         self._mesh, self._stage = mesh, stage
@@ -135,6 +136,8 @@ class Training:
         for parallel in self._parallel:
             if parallel.codec is not None and parallel.model in trained:
                 parallel.codec.attach(dict(parallel.model.named_parameters()), optimizer)
+        if self._group.size == 1 and trained and (unused := make_codec(self._config.part(CompressConfig))):
+            unused.check(optimizer)  # what several workers would refuse, one does too
         self._add_rate(optimizer)
         decay = self._config.decay()
         if decay is not None:
@@ -189,10 +192,19 @@ class Training:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes in this block reduce nothing."""
-        with ExitStack() as stack:
-            for parallel in (*self._parallel, *self._divided):
-                stack.enter_context(parallel.no_sync())
-            yield
+        if self._accumulate > 1:
+            raise RuntimeError(
+                f"fleet.no_sync() and accumulate={self._accumulate} both say which batches make up a step; with "
+                f"accumulate= the loader does, and needs no block: leave out one of the two"
+            )
+        before, self._quiet = self._quiet, True
+        try:
+            with ExitStack() as stack:
+                for parallel in (*self._parallel, *self._divided):
+                    stack.enter_context(parallel.no_sync())
+                yield
+        finally:
+            self._quiet = before
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -208,6 +220,11 @@ class Training:
         self, model: nn.Module, optimizer: Optimizer, x: Any, y: Any, loss_fn: LossFunction, clip_norm: float | None
     ) -> Tensor:
         """One whole step; returns the mean loss over the job. Batches that are accumulated have none but the last."""
+        if self._quiet:
+            raise RuntimeError(
+                "fleet.step is a whole step, and fleet.no_sync() is for backward passes that are part of one: write "
+                "those out with loss.backward(), or say accumulate=k"
+            )
         self._cursor.mean_loss = None
         staged = self._staged.get(model)
         with self._precision.whole_step():
@@ -222,7 +239,8 @@ class Training:
         return loss.detach() if mean_loss is None else loss.detach().new_tensor(mean_loss)
 
     def forward(self, model: nn.Module, x: Any) -> Any:
-        """The model's output for this worker's samples, without gradients."""
+        """The model's output for this worker's samples, without gradients. All workers call it: replicas become one."""
+        self.synchronise()
         staged = self._staged.get(model)
         with torch.no_grad():
             return called(model, x) if staged is None else staged.pipeline.forward(x)
@@ -239,7 +257,8 @@ class Training:
             staged.clip(most)
             return
         parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-        clip_by_global_norm(parameters, most, self._group, holders=self._group.size)
+        group = SoloGroup() if self._local else self._group  # replicas that train alone have gradients of their own
+        clip_by_global_norm(parameters, most, group, holders=group.size)
 
     def synchronise(self) -> None:
         """Make replicas one, if they train alone for a while. All workers call it."""
@@ -271,6 +290,15 @@ class Training:
         active = [rate for rate in self._rates if rate.active]
         for rate, kept in zip(active, state.get("rates", []), strict=False):
             rate.load_state_dict(kept)
+
+    def forget(self, models: Sequence[nn.Module]) -> None:
+        """Keep nothing of what belongs to parameters that these models had; all workers call it."""
+        for parallel in self._parallel:
+            if parallel.codec is not None and parallel.model in models:
+                parallel.codec.load_state_dict({}, cast(EngineGroup, self._group))
+        for average in self._averages:
+            if average.model in models:
+                average.restart()
 
     def _load_codecs(self, states: list[dict[str, Any]], group: EngineGroup) -> None:
         """What a codec has kept belongs to the parameters that it was kept for: without a state it keeps nothing."""

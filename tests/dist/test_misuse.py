@@ -20,6 +20,8 @@ def job(name: str, *options: str) -> list[str | Path]:
     [
         ("skip_a_batch", ["out of step", "of epoch 0"]),
         ("two_loaders", ["several loaders", "no single weight"]),
+        ("no_sync_around_a_step", ["fleet.step is a whole step", "accumulate=k"]),
+        ("no_sync_and_accumulate", ["fleet.no_sync() and accumulate=2 both say", "leave out one of the two"]),
         ("distribute_twice", ["Linear is distributed already"]),
         ("other_shapes", ["must be the same on all workers", "rank 0 has [weight (1, 3)", "rank 1 has [weight (2, 3)"]),
         ("other_data", ["the data must be the same", "40 samples", "41 samples"]),
@@ -33,7 +35,11 @@ def job(name: str, *options: str) -> list[str | Path]:
     ],
 )
 def test_a_mistake_is_an_error_with_a_reason(name: str, said: list[str]) -> None:
-    strategies = {"two_loaders": ["batch=global"], "other_tables": ["ps=async", "--servers", "1"]}
+    strategies = {
+        "two_loaders": ["batch=global"],
+        "other_tables": ["ps=async", "--servers", "1"],
+        "no_sync_and_accumulate": ["accumulate=2"],
+    }
     options = ["--strategy", *strategies[name]] if name in strategies else []
     done = run(job(name, *options))
     assert done.status == 1
@@ -52,6 +58,14 @@ def test_a_group_that_was_left_has_no_threads() -> None:
 @pytest.mark.parametrize("name", ["backward_twice_with_buffers", "held_iterator"])
 def test_what_one_process_can_do_two_can(name: str) -> None:
     succeed(job(name, "--strategy", "batch=global"))
+
+
+def test_replicas_that_train_alone_become_one_where_it_is_promised() -> None:
+    succeed(job("trained_alone", "--strategy", "sync=local:4"))
+
+
+def test_an_average_is_that_of_its_own_model() -> None:
+    succeed(job("load_a_teacher", "--strategy", "average=ema:0.9"))
 
 
 def test_a_model_that_comes_back_is_weighted_by_samples() -> None:

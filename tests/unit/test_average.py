@@ -96,6 +96,19 @@ def test_constants_that_are_not_finite_stay() -> None:
         assert torch.equal(net.mask, torch.full((2, 2), float("-inf")).triu(1))
 
 
+def test_buffers_that_a_module_assigns_are_followed() -> None:
+    net = nn.Linear(1, 1, bias=False)
+    net.register_buffer("mean", torch.zeros(1))
+    average = Average(net, 0.9)
+    for _ in range(100):
+        net.mean = torch.ones(1)
+        average.update()
+    net.mean = torch.full((1,), 5.0)
+    with average.applied():
+        assert float(net.mean) == pytest.approx(1, abs=1e-3)
+    assert float(net.mean) == 5
+
+
 def test_an_average_of_16_bit_parameters_does_not_stand_still() -> None:
     net = nn.Linear(1, 1, bias=False).to(torch.bfloat16)
     nn.init.ones_(net.weight)

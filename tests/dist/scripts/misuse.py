@@ -34,6 +34,77 @@ def two_loaders(fleet):
         (mse_loss(model(x), y) + model(z).mean()).backward()
 
 
+def trained_alone(fleet):
+    """Replicas meet every 4 steps: what is each worker's own stays its own, and what is the job's becomes one."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    body = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    head = torch.optim.AdamW(model[1].parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(33, 3) * (1 + 9 * fleet.rank), torch.randn(33, 1))
+    model, body, head, loader = fleet.distribute(model, body, head, DataLoader(data, batch_size=4))
+    for epoch in range(2):
+        for step, (x, y) in enumerate(loader):
+            body.zero_grad()
+            head.zero_grad()
+            mse_loss(model(x), y).backward()
+            optimizers = [head, body] if epoch else [body, head]
+            for optimizer in optimizers if step % 2 else optimizers[:1]:
+                optimizer.step()
+        assert alike(fleet, model), "after a loop, with optimizers in any order, one of them not in each step"
+    other = nn.Linear(3, 1)
+    other, optimizer = fleet.distribute(other, torch.optim.SGD(other.parameters(), lr=0.001))
+    for x, y in loader:  # in its last step rank 1 has no sample
+        fleet.step(x, y, mse_loss, clip_norm=0.01)
+        norm = float(torch.nn.utils.get_total_norm([p.grad for p in other.parameters() if p.grad is not None]))
+        assert abs(norm - 0.01) < 1e-5 or not len(x), norm
+    for x, y in loader:
+        fleet.step(x, y, mse_loss)
+        break
+    assert not alike(fleet, other)
+    fleet.forward(x)
+    assert alike(fleet, other)
+
+
+def alike(fleet, model):
+    numbers = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    one, other = fleet.group.all_gather(numbers)
+    return torch.equal(one, other)
+
+
+def no_sync_around_a_step(fleet):
+    parts(fleet)
+    with fleet.no_sync():
+        fleet.step(torch.ones(2, 3), torch.ones(2, 1), mse_loss)
+
+
+def no_sync_and_accumulate(fleet):
+    model, _, loader = parts(fleet)
+    for x, y in loader:
+        with fleet.no_sync():
+            mse_loss(model(x), y).backward()
+
+
+def load_a_teacher(fleet):
+    """What is kept of a model stays when another one is loaded, and begins anew with its own."""
+    model, _, loader = parts(fleet)
+    teacher = nn.Linear(3, 1)
+    fleet.save("teacher", teacher)
+    fleet.save("model", model)
+    for x, y in loader:
+        fleet.step(x, y, mse_loss)
+
+    def average():
+        with fleet.averaged():
+            return model.weight.detach().clone()
+
+    before = average()
+    fleet.load("teacher", teacher)
+    assert torch.equal(average(), before)
+    fleet.load("model", model)
+    assert torch.equal(average(), model.weight)
+    assert not torch.equal(before, model.weight)
+
+
 def distribute_twice(fleet):
     model, _, _ = parts(fleet)
     fleet.distribute(model)
