@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import argosy
+from argosy.compress.sparse import SparseCodec
 from argosy.optim import LARS
 
 sys.path.insert(0, str(Path(__file__).parent / "contenders"))
@@ -62,7 +63,9 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=["sgd", "lars", "adamw"], default="sgd")
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--lr-1d", type=float, default=0.1, help="of LARS, for biases and scales")
+    parser.add_argument("--exchange", choices=["auto", "sparse"], default="auto", help="how sparse codecs send")
     options = parser.parse_args()
+    SparseCodec.exchange = options.exchange
     fleet = argosy.init()
     torch.manual_seed(options.seed)
     x, y, test_x, test_y = images()

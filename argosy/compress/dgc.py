@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ from argosy._native import sparse_drain
 from argosy.comm.engine import EngineGroup
 from argosy.comm.pending import Pending
 from argosy.compress.codec import Bucket, Part
-from argosy.compress.sparse import Kept, Rule, SparseCodec, numbers_of, of_size
+from argosy.compress.sparse import Exchange, Kept, Rule, SparseCodec, numbers_of, of_size
 from argosy.compress.takeover import TakenOver, check_optimizer
 
 MIN_ELEMENTS: Final = 16_384
@@ -67,7 +67,7 @@ class DgcCodec(SparseCodec):
         sparsity: float = 0.999,
         warmup_epochs: int = 4,
         clip: float | None = None,
-        exchange: Literal["auto", "sparse", "dense"] = "auto",
+        exchange: Exchange | None = None,
     ) -> None:
         super().__init__(exchange)
         self._final, self._warmup_epochs, self._clip = sparsity, warmup_epochs, clip

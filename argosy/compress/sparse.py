@@ -32,6 +32,7 @@ from argosy.comm.select import Selector
 from argosy.compress.codec import Bucket, Codec, Part
 from argosy.compress.kept import Rooms, Scratch
 
+Exchange = Literal["auto", "sparse", "dense"]
 _VALUE_BYTES, _GAP_BYTES = 4, 2
 # What it takes to choose and pack an entry, beyond what summing its tensor takes, and to add one. Measured on a Zen 4;
 # the same for all workers, whatever their CPUs, as they must decide alike.
@@ -61,11 +62,12 @@ class SparseCodec(Codec):
     """Sends the largest numbers of large tensors. What is large, and what momentum there is, subclasses say."""
 
     weighs = True
+    exchange: Exchange = "auto"  # anything else is for tests and measurements
 
-    def __init__(self, exchange: Literal["auto", "sparse", "dense"] = "auto") -> None:
+    def __init__(self, exchange: Exchange | None = None) -> None:
         super().__init__()
         self._in_use: Rule | None = None
-        self._exchange = exchange  # anything but auto is for tests and measurements
+        self.exchange = exchange or self.exchange
         self._kept: dict[str, Kept] = {}
         self._scratch = Scratch()
 
@@ -132,8 +134,8 @@ class SparseCodec(Codec):
         """See [Note: dense when cheaper]."""
         if not message.parts or self.fraction() >= 1 or group.size == 1:
             return False
-        if self._exchange != "auto":
-            return self._exchange == "sparse"
+        if self.exchange != "auto":
+            return self.exchange == "sparse"
         small_bytes = _numbers_in(small) * _VALUE_BYTES
         gathering = _seconds(group.selector, Collective.ALL_GATHER, message.size_bytes * group.size)
         summing = _seconds(group.selector, Collective.ALL_REDUCE, small_bytes) if small else 0.0

@@ -5,10 +5,10 @@ The plainest of the sparse codecs (`sparse.py` has the machinery): no momentum, 
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 from argosy.compress.codec import Part
-from argosy.compress.sparse import SparseCodec
+from argosy.compress.sparse import Exchange, SparseCodec
 
 MIN_ELEMENTS: Final = 1024  # smaller tensors are sent whole: biases and the like, of which little is to be had
 
@@ -16,7 +16,7 @@ MIN_ELEMENTS: Final = 1024  # smaller tensors are sent whole: biases and the lik
 class TopKCodec(SparseCodec):
     """Sends `fraction` of each tensor that has at least 1024 elements."""
 
-    def __init__(self, fraction: float = 0.01, exchange: Literal["auto", "sparse", "dense"] = "auto") -> None:
+    def __init__(self, fraction: float = 0.01, exchange: Exchange | None = None) -> None:
         super().__init__(exchange)
         self._fraction = fraction
 

@@ -206,9 +206,9 @@ def whole_numbers(place: Place, kind: str) -> tuple[Tensor, Tensor, Tensor]:
         brought += mine
         bucket = bucket_of({"w": mine.view(200, 100)})
         if step == 20:
-            codec._exchange = "dense"  # in between, all is sent
+            codec.exchange = "dense"  # in between, all is sent
         codec.reduce(bucket, group)
-        codec._exchange = "sparse"
+        codec.exchange = "sparse"
         if kind == "dgc":
             optimizer.step()
         came += bucket.flat
