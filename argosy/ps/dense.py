@@ -10,6 +10,8 @@ Under `geo` the worker steps by itself, and what is pushed every k steps is the 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,9 +26,17 @@ from argosy.ps.remote import RemoteStore
 class ServedParameters:
     """The parameters of one optimizer."""
 
-    def __init__(self, optimizer: Optimizer, store: RemoteStore, group: Group) -> None:
-        self._store, self._optimizer = store, optimizer
-        self._flats = [_Flat(each["params"]) for each in optimizer.param_groups]
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        store: RemoteStore,
+        group: Group,
+        names: Mapping[nn.Parameter, str] | None = None,
+        rejects: bool = True,
+    ) -> None:
+        """`names` of parameters are for errors; `rejects`: a gradient that is not finite is one."""
+        self._store, self._optimizer, self._rejects = store, optimizer, rejects
+        self._flats = [_Flat(each["params"], names or {}) for each in optimizer.param_groups]
         self._settings = [settings(each) for each in optimizer.param_groups]
         for number, (flat, each) in enumerate(zip(self._flats, optimizer.param_groups, strict=True)):
             _open(store, number, self._rule(optimizer, each), flat, group)
@@ -41,7 +51,10 @@ class ServedParameters:
             if not empty and not bears_nothing(self._optimizer, group):
                 flat.check_gradients(number)
             pulled = flat.values() if self._store.compensates else None
-            self._store.push_vector(number, flat.take_gradients(), float(group["lr"]), pulled)
+            gradients = flat.take_gradients()
+            if self._rejects and not empty:
+                flat.check_finite()
+            self._store.push_vector(number, gradients, float(group["lr"]), pulled)
 
     def _check_unchanged(self) -> None:
         groups = self._optimizer.param_groups
@@ -73,8 +86,14 @@ class ServedParameters:
 class AveragedParameters(ServedParameters):
     """Parameters that a worker steps by itself, and brings together with the others' when they meet."""
 
-    def __init__(self, optimizer: Optimizer, store: RemoteStore, group: Group) -> None:
-        super().__init__(optimizer, store, group)
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        store: RemoteStore,
+        group: Group,
+        names: Mapping[nn.Parameter, str] | None = None,
+    ) -> None:
+        super().__init__(optimizer, store, group, names)
         self._workers = group.size
         self._bases = [flat.values() for flat in self._flats]
 
@@ -95,15 +114,15 @@ class AveragedParameters(ServedParameters):
 class _Flat:
     """Several parameters as one vector."""
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, parameters: list[nn.Parameter], names: Mapping[nn.Parameter, str]) -> None:
         parameters = [parameter for parameter in parameters if parameter.requires_grad]
         for parameter in parameters:
             if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
                 raise TypeError(
-                    f"a parameter is {parameter.dtype} on {parameter.device}: servers keep float32 of CPUs; use "
-                    f"model.float().cpu(), or dense=allreduce"
+                    f"{_name(parameter, names)} is {parameter.dtype} on {parameter.device}: servers keep float32 of "
+                    f"CPUs; use model.float().cpu(), or dense=allreduce"
                 )
-        self._parameters = parameters
+        self._parameters, self._names = parameters, names
         self.numbers = sum(parameter.numel() for parameter in parameters)
         self._gradients = torch.zeros(self.numbers)
 
@@ -115,9 +134,9 @@ class _Flat:
         for parameter in self._parameters:
             if parameter.grad is None:
                 raise RuntimeError(
-                    f"a parameter of shape {tuple(parameter.shape)} in group {group} has no gradient in this step: an "
-                    f"optimizer would leave it alone, and servers would step it, by weight decay or momentum; freeze "
-                    f"it with requires_grad_(False) before distribute(), give the optimizer only what is used, or use "
+                    f"{_name(parameter, self._names)}, in group {group}, has no gradient in this step: an optimizer "
+                    f"would leave it alone, and servers would step it, by weight decay or momentum; freeze it with "
+                    f"requires_grad_(False) before distribute(), give the optimizer only what is used, or use "
                     f"dense=allreduce"
                 )
 
@@ -131,12 +150,28 @@ class _Flat:
             begin += parameter.numel()
         return self._gradients
 
+    def check_finite(self) -> None:
+        """Refuse to hand over what would spoil the parameters of all workers."""
+        if math.isfinite(float(self._gradients.sum())):
+            return
+        parts = self._gradients.split([parameter.numel() for parameter in self._parameters])
+        for parameter, part in zip(self._parameters, parts, strict=True):
+            if not bool(part.isfinite().all()):
+                raise FloatingPointError(
+                    f"the gradient of {_name(parameter, self._names)} is not finite: this step is not made; "
+                    f"not_finite=count leaves such gradients out"
+                )
+
     def put(self, values: Tensor) -> None:
         begin = 0
         with torch.no_grad():
             for parameter in self._parameters:
                 parameter.copy_(values[begin : begin + parameter.numel()].view(parameter.shape))
                 begin += parameter.numel()
+
+
+def _name(parameter: nn.Parameter, names: Mapping[nn.Parameter, str]) -> str:
+    return f"parameter {names[parameter]}" if parameter in names else f"a parameter of shape {tuple(parameter.shape)}"
 
 
 def _open(store: RemoteStore, number: int, rule: bytes, flat: _Flat, group: Group) -> None:

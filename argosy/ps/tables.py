@@ -53,6 +53,7 @@ class Tables:
         self._served, self._config, self._group, self._cursor = served, config, group, cursor
         self._store: Store = served.store if served is not None else LocalStore(rejects=config.rejects)
         self._embeddings: list[Embedding] = []
+        self._names: dict[nn.Parameter, str] = {}
         self._optimizer: Optimizer | None = None
         self._dense: ServedParameters | None = None
         self._parts: dict[Embedding, tuple[Part, Part | None]] = {}
@@ -78,6 +79,7 @@ class Tables:
 
     def add_model(self, model: nn.Module) -> None:
         """Let the rows of a model's embeddings live in the job's store; give all workers the same dense parameters."""
+        self._names |= {parameter: name for name, parameter in model.named_parameters()}
         if self._served is not None and self._config.dense == "server":
             make_alike(model, self._group)
             for hook in tolerate_empty_batches(model, lambda: self._cursor.samples == 0):
@@ -113,11 +115,14 @@ class Tables:
             self._cursor.between_loops.append(self._store.settle)
         if self._served is not None and self._config.dense == "server":
             if self._served.geo is not None:  # the worker steps by itself, and then it may be time to meet
-                self._served.geo.dense = averaged = AveragedParameters(optimizer, self._served.remote, self._group)
+                averaged = AveragedParameters(optimizer, self._served.remote, self._group, self._names)
+                self._served.geo.dense = averaged
                 self._cursor.between_loops.append(averaged.pull)
                 self._leaving.callback(optimizer.register_step_post_hook(self._push).remove)
                 return
-            self._dense = dense = ServedParameters(optimizer, self._served.remote, self._group)
+            self._dense = dense = ServedParameters(
+                optimizer, self._served.remote, self._group, self._names, rejects=self._config.rejects
+            )
             self._leaving.callback(optimizer.register_step_post_hook(lambda *_: dense.pull()).remove)
             if self._config.consistency().kind != "sync":
                 self._cursor.between_loops.append(dense.look)

@@ -34,11 +34,15 @@ class Vectors:
         self.pushed[number] = gradient.clone(), lr_factor
 
 
-def served(kind: Any = torch.optim.AdamW, **options: Any) -> tuple[nn.ParameterList, Any, ServedParameters, Vectors]:
+def served(
+    kind: Any = torch.optim.AdamW, rejects: bool = True, **options: Any
+) -> tuple[nn.ParameterList, Any, ServedParameters, Vectors]:
     parameters = nn.ParameterList([torch.ones(2), torch.ones(3)])
     parameters[1].requires_grad_(not options.pop("frozen", False))
     optimizer, vectors = kind(parameters.parameters(), **options), Vectors()
-    return parameters, optimizer, ServedParameters(optimizer, vectors, SoloGroup()), vectors  # type: ignore[arg-type]
+    names = {parameter: name for name, parameter in parameters.named_parameters()}
+    dense = ServedParameters(optimizer, vectors, SoloGroup(), names, rejects)  # type: ignore[arg-type]
+    return parameters, optimizer, dense, vectors
 
 
 def test_the_learning_rate_is_sent_and_frozen_parameters_are_not() -> None:
@@ -67,10 +71,26 @@ def test_a_group_that_changes_is_refused() -> None:
 def test_a_parameter_without_a_gradient_is_refused_where_zeros_would_move_it() -> None:
     parameters, _, dense, _ = served()
     parameters[0].grad = torch.ones(2)
-    with pytest.raises(RuntimeError, match=r"shape \(3,\) in group 0 has no gradient.*requires_grad_\(False\)"):
+    with pytest.raises(RuntimeError, match=r"parameter 1, in group 0, has no gradient.*requires_grad_\(False\)"):
         dense.push()
     dense.push(empty=True)  # a batch without samples has no gradients at all
     parameters, _, dense, vectors = served(torch.optim.SGD, lr=0.1)
     parameters[0].grad = torch.ones(2)
     dense.push()
     assert vectors.pushed[0][0].tolist() == [1, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_is_refused_by_the_parameters_name(broken: float) -> None:
+    for rejects in (True, False):
+        parameters, _, dense, vectors = served(torch.optim.SGD, rejects, lr=0.1)
+        parameters[0].grad, parameters[1].grad = torch.full((2,), 3e38), torch.ones(3)
+        dense.push()  # large, and finite
+        vectors.pushed.clear()
+        parameters[0].grad, parameters[1].grad = torch.ones(2), torch.tensor([1.0, broken, 1.0])
+        if rejects:
+            with pytest.raises(FloatingPointError, match=r"gradient of parameter 1 is not finite.*not_finite=count"):
+                dense.push()
+        else:
+            dense.push()  # servers count it
+        assert bool(vectors.pushed) is not rejects
