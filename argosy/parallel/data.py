@@ -66,6 +66,7 @@ class DataParallel(Member):
         self._hooks: list[RemovableHandle | Forward] = []
         self._listening: dict[nn.Parameter, str] = {}
         self._sparse: set[nn.Parameter] = set()  # whose gradients have been sparse
+        self._aside: dict[nn.Parameter, Tensor] = {}  # of these, what batches before the last one of a step have given
         self._passes = passes or SharedPasses(group)
         self._begun: tuple[int, int] | None = None  # the step that batches are being added up for
         self._strangers: list[nn.Parameter] = []  # that the model did not have when replicas were made alike
@@ -155,13 +156,19 @@ class DataParallel(Member):
         closes = self._cursor.closes
         if parameter.grad.layout == torch.strided and parameter in self._sparse:
             parameter.grad = parameter.grad.to_sparse(1)  # as other passes' are: it has no place in a bucket
-        elif parameter.grad.layout == torch.strided:
+        if parameter.grad.layout == torch.strided:
             self.reducer.add(cast(nn.Parameter, parameter), self._weight(), last=closes)
-        elif not closes:
-            raise NotImplementedError(
-                f"the gradient of {self._listening[cast(nn.Parameter, parameter)]} is sparse, and accumulate= adds up "
-                f"dense ones; use sparse=False, or accumulate=1"
-            )
+        elif self._accumulate > 1:
+            self._put_aside(cast(nn.Parameter, parameter))
+
+    def _put_aside(self, parameter: nn.Parameter) -> None:
+        """Add a sparse gradient, weighted, to those of the step's other batches."""
+        grad, share = parameter.grad, self._cursor.share(self._group.size)
+        assert grad is not None
+        if _is_sparse(grad, self._listening[parameter]) and share:
+            held = self._aside.get(parameter)
+            self._aside[parameter] = grad * share if held is None else held + grad * share
+        parameter.grad = None
 
     def _begin(self) -> None:
         """The first gradient of a pass has come."""
@@ -177,6 +184,7 @@ class DataParallel(Member):
             self.reducer.overlap = self._overlaps and self._passes.has_one_model
             if at is not None and at.opens and self._begun != (at.epoch, at.step):
                 self.reducer.drop()  # a step that was broken off
+                self._aside.clear()
             self._begun = (at.epoch, at.step) if at is not None else None
 
     def aborted(self) -> None:
@@ -198,7 +206,9 @@ class DataParallel(Member):
     def _reduce(self, reducer: Reducer) -> None:
         """Bring gradients, and buffers that have changed, to their means, weighted by samples."""
         self._cursor.check_one_weight()
-        weight = 1 / self._group.size if self._weighs_each else self._cursor.share(self._group.size)
+        for parameter, gradient in self._aside.items():
+            parameter.grad = gradient
+        self._aside.clear()
         used = reducer.finish(self._weight())
         parameters, buffers = list(self._listening), self._buffers.all()
         dense = [parameter in used for parameter in parameters]
@@ -215,7 +225,7 @@ class DataParallel(Member):
             elif not sparse_users[place.parameter]:
                 place.parameter.grad = None  # what a worker without a sample may have made of nothing
         for parameter in (parameter for parameter in parameters if sparse_users[parameter]):
-            self._sum_sparse(parameter, weight, alone=not dense_users[parameter])
+            self._sum_sparse(parameter, alone=not dense_users[parameter])
         # Through `data`: a graph that is kept for another backward pass may hold the buffer, at the version it has.
         average([buffer.data for buffer in buffers if next(users)], self._cursor.part(self._group.size), self._group)
         self._buffers.note()
@@ -229,11 +239,12 @@ class DataParallel(Member):
     def _weight(self) -> float | None:
         """What gradients are multiplied by before they are added up; None if all workers count the same."""
         even = self._cursor.is_even or self._weighs_each
-        if even and self.codec is None and self._accumulate == 1:
-            return None
+        return None if even and self.codec is None and self._accumulate == 1 else self._share()
+
+    def _share(self) -> float:
         return 1 / self._group.size if self._weighs_each else self._cursor.share(self._group.size)
 
-    def _sum_sparse(self, parameter: nn.Parameter, weight: float, alone: bool) -> None:
+    def _sum_sparse(self, parameter: nn.Parameter, alone: bool) -> None:
         name = self._listening[parameter]
         if not alone:
             raise RuntimeError(f"the gradient of {name} is sparse on some workers and dense on others")
@@ -243,6 +254,7 @@ class DataParallel(Member):
                 f"takes dense ones; use sparse=False, or another codec"
             )
         self._sparse.add(parameter)
+        weight = self._share() if self._accumulate == 1 else 1.0  # what was put aside is weighted
         sum_sparse(parameter, weight, cast(EngineGroup, self._group))
 
 

@@ -72,6 +72,29 @@ def test_a_gradient_may_be_sparse_in_some_passes() -> None:
     run(check_sparse_in_some_passes, 2)
 
 
+def check_sparse_accumulated(place: Place) -> None:
+    both = Together(place, Tied())
+    both.parallel.close()
+    both.parallel = DataParallel(both.model, both.group, both.cursor, 0, TINY, accumulate=3)
+    sizes = [[3, 5], [2, 0], [0, 1]]
+    for step in range(3):
+        for number, shares in enumerate(sizes):
+            both.shares = shares
+            both.model.is_tied = both.alone.is_tied = step == 2 and number == 1
+            ids = torch.randint(0, 50, (sum(shares), 3), generator=torch.Generator().manual_seed(3 * step + number))
+            both.begin(merged=11, closes=number == 2, step=number)
+            squares(both.model, both.mine(ids)).backward()
+            (squares(both.alone, ids) * sum(shares) / 11).backward()
+            if number < 2:
+                both.model.zero_grad()
+        both.check()
+        both.zero_grad()
+
+
+def test_sparse_gradients_of_several_batches_are_added_up() -> None:
+    run(check_sparse_accumulated, 2)
+
+
 def check_thawed_between(place: Place) -> None:
     model = net()
     model[0].requires_grad_(False)
