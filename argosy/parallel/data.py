@@ -176,7 +176,7 @@ class DataParallel(Member):
         if self._accumulate > 1 and at is None:
             raise RuntimeError(
                 f"accumulate={self._accumulate} adds up batches of a distributed DataLoader, and this backward pass is "
-                f"outside the loop over one; give the DataLoader to fleet.distribute, or use fleet.no_sync()"
+                f"outside the loop over one; give the DataLoader to fleet.distribute, or use fleet.no_sync() instead"
             )
         if self.codec is not None:
             self.codec.begin_step(self._cursor.epochs)
