@@ -8,7 +8,10 @@ DTensors, so clipping and optimizers see whole numbers and hold parts.
 [Note: weighted at the output]
 torch takes the plain mean over workers. A script's loss is a mean over its batch, so what is due is the mean weighted
 by samples (see [Note: weighted by samples]). Everything behind the model's output is linear in the gradient that enters
-there: multiplied by this worker's samples over the mean of all workers', it makes every gradient come out so.
+there: multiplied by this worker's samples over the mean of all workers', it makes every gradient come out so. What goes
+on through the model's inputs, into another model, is divided by the same again. The script gets outputs of their own:
+those that the model uses itself, for its other outputs, are not multiplied twice. In `fleet.step`, where the loss
+itself is multiplied, parameters count that are used outside of the model, too.
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
@@ -30,6 +35,22 @@ from argosy.parallel.hooks import Hook
 from argosy.parallel.meeting import Meeting
 from argosy.parallel.nothing import tolerate_empty_batches
 from argosy.parallel.passes import Member, SharedPasses
+
+
+def times(value: Any, weight: float) -> Any:
+    """A tensor as it is, whose gradient is multiplied by a weight where it goes on; anything else as it is."""
+    if not isinstance(value, Tensor) or not value.requires_grad:
+        return value
+    if isinstance(value, DTensor):  # of which another object would not be the same to everybody
+        value.register_hook(lambda gradient: _times(gradient, weight))
+        return value
+    other = value.view_as(value)
+    other.register_hook(lambda gradient: _times(gradient, weight))
+    return other
+
+
+def _times(gradient: Tensor, weight: float) -> Tensor:
+    return gradient * weight if weight else torch.zeros_like(gradient)
 
 
 class Divided(Member):
@@ -44,11 +65,12 @@ class Divided(Member):
         self._meeting = Meeting(group, cursor, number)
         self._buffers = Buffers(model)
         self._aside = Aside(model, cursor)
-        self._quiet = False
+        self._quiet = self._by_loss = False
         passes.join(self)
         self._hooks: list[RemovableHandle] = [
             *tolerate_empty_batches(model, lambda: cursor.samples == 0),
             model.register_forward_pre_hook(Hook(lambda *_: passes.look()), prepend=True),
+            model.register_forward_pre_hook(Hook(self._entering), with_kwargs=True),
             # After torch's own: backward then reaches torch's hook on the output first, and its end comes before ours.
             model.register_forward_hook(Hook(self._ran)),
         ]
@@ -74,19 +96,37 @@ class Divided(Member):
         if self._sharded is not None:
             self._sharded.set_requires_gradient_sync(reduce)
 
-    def _ran(self, _: nn.Module, __: Any, output: Any) -> None:
+    @property
+    def weight(self) -> float:
+        """This worker's samples over the mean of all workers'."""
+        return self._cursor.share(self._readers) * self._readers
+
+    @contextmanager
+    def weighted_by_loss(self) -> Iterator[None]:
+        """In this block the loss has the weight already."""
+        before, self._by_loss = self._by_loss, True
+        try:
+            yield
+        finally:
+            self._by_loss = before
+
+    def _entering(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
+        weight = 1.0 if self._by_loss else self.weight
+        if weight in (0, 1) or not torch.is_grad_enabled():
+            return None
+        return pytree.tree_map(lambda value: times(value, 1 / weight), (args, kwargs))
+
+    def _ran(self, _: nn.Module, __: Any, output: Any) -> Any:
         for value in pytree.tree_leaves(output):
             if isinstance(value, Tensor) and value.requires_grad:
                 value.register_hook(self._entered)
+        weight = 1.0 if self._by_loss else self.weight
+        return None if weight == 1 else pytree.tree_map(lambda value: times(value, weight), output)
 
-    def _entered(self, gradient: Tensor) -> Tensor | None:
-        """A backward pass reaches the model's output; see [Note: weighted at the output]."""
+    def _entered(self, _: Tensor) -> None:
+        """A backward pass reaches the model's output."""
         if not self._quiet and self._passes.reach(self, self._cursor.closes):
             self._aside.begin()
-        weight = self._cursor.share(self._readers) * self._readers
-        if weight == 1:
-            return None
-        return gradient * weight if weight else gradient.new_zeros(gradient.shape)
 
     def aborted(self) -> None:
         """Forget the gradients of a pass that has failed, and what torch had under way."""

@@ -33,7 +33,7 @@ from argosy.optim.schedule import LearningRate
 from argosy.parallel.clip import clip_by_global_norm
 from argosy.parallel.config import ReducerConfig
 from argosy.parallel.data import DataParallel
-from argosy.parallel.divided import Divided
+from argosy.parallel.divided import Divided, times
 from argosy.parallel.layout import Layout
 from argosy.parallel.local import LocalReplicas, Round
 from argosy.parallel.local_config import LocalConfig
@@ -246,10 +246,14 @@ class Training:
             return called(model, x) if staged is None else staged.pipeline.forward(x)
 
     def _backward(self, model: nn.Module, x: Any, y: Any, loss_fn: LossFunction) -> Tensor:
-        with self._layout.whole_step() as whole:
+        with ExitStack() as stack:
+            for divided in self._divided:
+                stack.enter_context(divided.weighted_by_loss())
+            whole = stack.enter_context(self._layout.whole_step())
             loss = whole(loss_fn(called(model, x), y))
         self._cursor.loss = float(loss.detach())
-        self._precision.backward(loss)
+        weight = next((divided.weight for divided in self._divided), 1.0)
+        self._precision.backward(loss if weight == 1 else times(loss, weight))
         return loss
 
     def _clip(self, optimizer: Optimizer, staged: StagedModel | None, most: float) -> None:
