@@ -77,6 +77,17 @@ def joined(outputs: Sequence[Any], sizes: Sequence[int]) -> Any:
     return pytree.tree_unflatten(leaves, trees[0][1])
 
 
+def without_samples(output: Any) -> Any:
+    """The output of an empty batch: that of the sample which stood in for it is cut off.
+
+    >>> without_samples((torch.ones(1, 3), torch.ones(2)))[0].shape
+    torch.Size([0, 3])
+    """
+    return pytree.tree_map(
+        lambda leaf: leaf[:0] if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == 1 else leaf, output
+    )
+
+
 def _taken(value: Any, samples: int, begin: int, end: int) -> Any:
     """Samples of every tensor of a value that has them."""
 

@@ -18,7 +18,7 @@ from argosy.parallel.pipeline.config import PipelineConfig
 from argosy.parallel.pipeline.cutting import Cutting
 from argosy.parallel.pipeline.evaluation import evaluate
 from argosy.parallel.pipeline.links import Links
-from argosy.parallel.pipeline.micro_batches import MicroBatch, cut, samples_of
+from argosy.parallel.pipeline.micro_batches import MicroBatch, cut, samples_of, without_samples
 from argosy.parallel.pipeline.parts import Held, Parts, prune
 from argosy.parallel.pipeline.stage_module import LossFunction, StageModule
 from argosy.parallel.pipeline.ties import Ties
@@ -119,7 +119,7 @@ class Staged(ABC):
         if self._built is not None:
             self._built(self)
         self._check_sharded()
-        here = {name: tensor for name, tensor in self.model.named_parameters() if tensor.requires_grad}
+        here = dict(self.model.named_parameters())
         shared = self.parts.ties(self._workers.__getitem__, list(here))
         self._ties = Ties(self._links, {workers: [here[name] for name in names] for workers, names in shared.items()})
 
@@ -152,7 +152,7 @@ class Staged(ABC):
         for module in self.stage_modules:
             module.begin(batch, None)
         begins = (None, *self.parts.cuts)
-        return evaluate(
+        output = evaluate(
             dict(zip(self.stages, self.stage_modules, strict=True)),
             batch,
             self._links,
@@ -161,6 +161,7 @@ class Staged(ABC):
             metas=lambda stage, number: self._cutting.crossing(begins[stage], batch[number]),
             shapes=[self._cutting.seen(part).output for part in batch],
         )
+        return output if samples_of(x) else without_samples(output)
 
     def close(self) -> None:
         """Let go of the model's gates. What this worker does not hold does not come back."""

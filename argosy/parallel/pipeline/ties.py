@@ -13,11 +13,19 @@ from argosy.parallel.pipeline.links import Links
 
 
 class Ties:
-    """Parameters that are held by several workers, by these workers. A parameter without a gradient counts as zero."""
+    """Parameters that are held by several workers, by these workers. One without a gradient counts as zero.
+
+    Which of them are frozen may change from step to step, alike on all workers.
+    """
 
     def __init__(self, links: Links, shared: Mapping[tuple[int, ...], Sequence[nn.Parameter]]) -> None:
         self._links = links
-        self._shared = {workers: list(tensors) for workers, tensors in shared.items() if links.rank in workers}
+        self._all = {workers: list(tensors) for workers, tensors in shared.items() if links.rank in workers}
+
+    @property
+    def _shared(self) -> dict[tuple[int, ...], list[nn.Parameter]]:
+        trained = {workers: [each for each in tensors if each.requires_grad] for workers, tensors in self._all.items()}
+        return {workers: tensors for workers, tensors in trained.items() if tensors}
 
     @contextmanager
     def adding_up(self) -> Iterator[None]:
