@@ -82,12 +82,12 @@ class Average:
         try:
             with torch.no_grad():
                 for kept, live in self._pairs():
-                    torch._foreach_copy_(live, kept)
+                    _copy(live, kept)
             yield
         finally:
             with torch.no_grad():
                 for (_, live), tensors in zip(self._pairs(), own, strict=True):
-                    torch._foreach_copy_(live, tensors)
+                    _copy(live, tensors)
             self._applied = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -135,6 +135,11 @@ def _averaged(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, buffer in model.named_buffers():
         if buffer.is_floating_point() and bool(buffer.isfinite().all()):
             yield name, buffer
+
+
+def _copy(to: list[Tensor], tensors: list[Tensor]) -> None:
+    for one, other in zip(to, tensors, strict=True):  # parameters in parts have no foreach operation for it
+        one.copy_(other)
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -33,7 +33,8 @@ def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
             holding = {key: child for key, child in members.items() if size_bytes(child)}
             kinds = Counter(type(child) for child in holding.values())
             for key, child in holding.items():
-                if kinds[type(child)] > 1 and not (size_bytes(child) >= large and repeated_blocks(child)):
+                runs = not isinstance(child, (nn.ModuleList, nn.ModuleDict))  # as a whole
+                if runs and kinds[type(child)] > 1 and not (size_bytes(child) >= large and repeated_blocks(child)):
                     found[key] = members.pop(key)
         for key, child in members.items():
             look(key, child)

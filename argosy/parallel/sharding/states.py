@@ -119,12 +119,26 @@ class _Part:
 
     def take(self, gradient: Tensor | None) -> None:
         """The gradient of this step."""
+        self._follow()
         if gradient is not None and gradient.layout != torch.strided:
             raise NotImplementedError(
                 f"the gradient of a parameter of shape {tuple(self._parameter.shape)} is sparse, and shard_stage=1 "
                 f"divides dense ones; use sparse=False in its layer"
             )
         self.tensor.grad = None if gradient is None else self._wrapped(self._stored(gradient))
+
+    def _follow(self) -> None:
+        """Rows are a view of the parameter, whose numbers may be elsewhere by now: `p.data` was assigned."""
+        part, rows = cast(DTensor, self.tensor), self._rows(self._parameter.detach())
+        if (rows.shape, rows.dtype) != (part._local_tensor.shape, part.dtype):
+            raise RuntimeError(
+                f"a parameter of shape {tuple(part.shape)} was {part.dtype} when its optimizer was distributed, and is "
+                f"{tuple(self._parameter.shape)}, {rows.dtype}: convert the model before"
+            )
+        if self._offload:
+            part._local_tensor.detach().copy_(rows)
+        elif rows.data_ptr() != part._local_tensor.data_ptr():
+            part._local_tensor = rows
 
     def give(self) -> None:
         """What the optimizer has written is the parameter's, also if it was written to a copy."""
