@@ -68,6 +68,12 @@ class HybridConfig(TrainingConfig, BatchConfig, MeshConfig):
             yield "sync_batchnorm", "statistics are gathered between workers that hold whole models; leave it out"
         if self.balance and sizes.data * sizes.shard != sizes.workers:
             yield "balance", "shares go by each worker's speed, and here several workers compute one share together"
+        if self.recompute == "auto" and sizes.tensor > 1 and sizes.pipeline == 1:
+            yield (
+                "recompute",
+                "each worker goes by its own memory, and workers that divide a block compute it again together; use "
+                "every:1 or every:2",
+            )
         if sizes.pipeline > 1:
             yield from self._refused_in_stages(sizes)
 

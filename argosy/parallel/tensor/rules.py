@@ -65,7 +65,8 @@ class Rules(TorchFunctionMode):
             raise self._uneven(func, args) from error
 
     def _lift(self, tensor: Tensor) -> Tensor:
-        if isinstance(tensor, DTensor) or not tensor.dim():
+        # torch takes plain numbers as they are, but would hand a loss among them a gradient that is not plain.
+        if isinstance(tensor, DTensor) or not (tensor.dim() or tensor.requires_grad):
             return tensor
         return wrap(tensor, self._region.mesh, REPLICATE)
 
