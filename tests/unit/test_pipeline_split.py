@@ -53,6 +53,10 @@ def masked() -> tuple[nn.Module, Any]:
     return Masked(), {"x": torch.randn(3, 8), "flag": torch.tensor(1)}
 
 
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+
+
 def convolutions() -> tuple[nn.Module, Any]:
     return Convolutions(), torch.randn(4, 1, 6, 6)
 
@@ -220,6 +224,8 @@ class Recurrent(nn.Module):
             "(not at middle.0: 1 of the tensors computed before it pass by it, to be used after it; not at middle.1: 1",
         ),
         (lambda: Recurrent(asks=True), torch.randn(2, 3, 4), [], 2, "may not depend on the numbers in a tensor"),
+        (normed, torch.randn(1, 4), [], 2, "several samples in each micro-batch: say micro_batches="),
+        (lambda: torch.compile(normed(), backend="eager"), torch.randn(2, 4), [], 2, "a compiled model cannot be cut"),
     ],
 )
 def test_a_model_that_cannot_be_cut_so_is_refused_with_the_reason(

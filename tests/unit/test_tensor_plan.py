@@ -146,6 +146,7 @@ def test_what_does_not_divide_is_refused_by_name(model: nn.Module, size: int, er
         ("h.*.mlp", "'h.*.mlp' is no pattern:style, with a style of column"),
         ("a:colum", "'a:colum' is no pattern:style"),
         ("", "'' is no pattern:style"),
+        ("h.*.attn:heads", "'h.*.attn' has no parameters of its own; say it of what is in it, as h.*.attn.c_attn"),
         ("nothing:row", "'nothing' fits no module; there are wte, wpe, h.*.ln_1, h.*.attn.c_attn"),
         ("ln_f:row", "ln_f is a LayerNorm, and row is for nn.Linear; narrow the pattern 'ln_f'"),
         ("wte:column", "wte is a Embedding, and column is for nn.Linear"),

@@ -89,6 +89,10 @@ def _given(model: nn.Module, config: TensorConfig) -> dict[str, Style]:
         inside = f"{pattern}.*" if style == REPLICATE else pattern
         fitting = [name for name in modules if fnmatchcase(name, pattern) or fnmatchcase(name, inside)]
         if not fitting:
+            whole = next((name for name, _ in model.named_modules() if name and fnmatchcase(name, pattern)), None)
+            if inner := [name for name in modules if whole and name.startswith(f"{whole}.")]:
+                said = f"{pattern!r} has no parameters of its own; say it of what is in it, as {_general(inner[0])}"
+                raise ConfigError("tensor_plan", config.tensor_plan, said)
             known = ", ".join(dict.fromkeys(_general(name) for name in modules))
             raise ConfigError("tensor_plan", config.tensor_plan, f"{pattern!r} fits no module; there are {known}")
         for name in fitting:
