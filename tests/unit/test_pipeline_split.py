@@ -225,7 +225,13 @@ class Recurrent(nn.Module):
         ),
         (lambda: Recurrent(asks=True), torch.randn(2, 3, 4), [], 2, "may not depend on the numbers in a tensor"),
         (normed, torch.randn(1, 4), [], 2, "several samples in each micro-batch: say micro_batches="),
-        (lambda: torch.compile(normed(), backend="eager"), torch.randn(2, 4), [], 2, "a compiled model cannot be cut"),
+        (
+            lambda: torch.compile(normed(), backend="eager"),
+            torch.randn(2, 4),
+            [],
+            2,
+            "a model that is compiled cannot be cut",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_cut_so_is_refused_with_the_reason(

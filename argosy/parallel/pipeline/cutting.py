@@ -55,6 +55,8 @@ class Cutting:
 
     def check(self, part: MicroBatch, stages: int) -> None:
         """Refuse a model that cannot be cut into so many stages, or not where the user said."""
+        if hasattr(self.model, "_orig_mod"):
+            raise ConfigError("pipeline", stages, "a model that is compiled cannot be cut: distribute the model itself")
         seen = self.seen(part)
         possible = [call.name for call in seen.cuts]
         for name in self._named:

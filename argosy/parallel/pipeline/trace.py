@@ -76,7 +76,7 @@ def trace(ghost: Ghost, layers: Mapping[str, nn.Module], args: tuple[Any, ...], 
             "pipeline",
             type(ghost.module).__name__,
             f"the model's forward could not be followed by shapes alone ({type(error).__name__}: {error}); "
-            f"{_remedy(ghost.module, error)}",
+            f"{_remedy(error)}",
         ) from error
     finally:
         for handle in handles:
@@ -85,9 +85,7 @@ def trace(ghost: Ghost, layers: Mapping[str, nn.Module], args: tuple[Any, ...], 
     return watch.result(output)
 
 
-def _remedy(module: nn.Module, error: Exception) -> str:
-    if hasattr(module, "_orig_mod"):
-        return "a compiled model cannot be cut: distribute the model itself"
+def _remedy(error: Exception) -> str:
     if "more than 1 value per channel" in str(error):
         return "batch normalisation needs several samples in each micro-batch: say micro_batches= with a smaller number"
     return "what it does may not depend on the numbers in a tensor (if x.sum() > 0, x.item()) before its last stage"
