@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -128,6 +128,18 @@ class Divided(Member):
         if not self._quiet and self._passes.reach(self, self._cursor.closes):
             self._aside.begin()
 
+    def _whole(self) -> list[nn.Parameter]:
+        """What torch has not divided: single numbers."""
+        if self._sharded is None:
+            return []
+        return [each for each in self.model.parameters() if each.requires_grad and not isinstance(each, DTensor)]
+
+    @torch.no_grad()
+    def _average(self, parameters: list[nn.Parameter]) -> None:
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        average([cast(Tensor, each.grad) for each in parameters], 1 / self._group.size, self._group)
+
     def aborted(self) -> None:
         """Forget the gradients of a pass that has failed, and what torch had under way."""
         self._aside.forget()
@@ -145,7 +157,10 @@ class Divided(Member):
         self._cursor.check_one_weight()
         self._aside.take()
         with self._cursor.waiting():
-            changed = self._meeting.exchange(self._buffers.changed())
+            whole = self._whole()
+            told = self._meeting.exchange([*(each.grad is not None for each in whole), *self._buffers.changed()])
+            users, changed = told[: len(whole)], told[len(whole) :]
+            self._average([each for each, count in zip(whole, users, strict=True) if count])
             buffers = [b.data for b, users in zip(self._buffers.all(), changed, strict=True) if users]
             average(buffers, self._cursor.part(self._readers) * self._readers / self._group.size, self._group)
         self._buffers.note()

@@ -135,7 +135,8 @@ class Layout:
                 self._tensor_parallel.append(self._divide_layers(self._plan(model), root))
             self.recompute(model)
             if self._mesh.readers > 1:
-                self._shard(model, root)
+                plain = not (is_meta(model) or self._mesh.sizes.tensor > 1)
+                self._shard(model, root, {p for p in model.parameters() if plain and not p.dim()})
             if is_meta(model):
                 materialise(model, device, self._group)
         if self._stage >= 2:
@@ -174,7 +175,7 @@ class Layout:
         self._leaving.callback(parallel.close)
         return parallel
 
-    def _shard(self, model: nn.Module, root: DeviceMesh) -> None:
+    def _shard(self, model: nn.Module, root: DeviceMesh, whole: set[nn.Parameter] | None = None) -> None:
         chosen = choose(model, self._config)
         axes = root["data", "shard"] if self._mesh.sizes.data > 1 else root["shard"]
         if self._config.offload:
@@ -182,7 +183,8 @@ class Layout:
         if self._mesh.sizes.shard > 1:
             self._show(f"sharded over {self._mesh.sizes.shard} workers, stage {self._stage}: {told(model, chosen)}")
         placed = fsdp_placement if self._mesh.sizes.tensor > 1 else None
-        shard_modules(chosen, axes, keep_gathered=self._stage < 3, offload=self._config.offload, placed=placed)
+        gathered, offload = self._stage < 3, self._config.offload
+        shard_modules(chosen, axes, keep_gathered=gathered, offload=offload, placed=placed, whole=whole)
 
     def _refuse_offload(self, devices: set[str]) -> None:
         if devices == {"cpu"}:

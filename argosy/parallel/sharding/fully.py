@@ -20,15 +20,23 @@ def shard_modules(
     keep_gathered: bool,
     offload: bool,
     placed: Callable[[nn.Parameter], Shard | None] | None = None,
+    whole: set[nn.Parameter] | None = None,
 ) -> None:
     """Shard each of these modules as a whole, in this order; the last one is the root.
 
     `mesh` has the shard axis, and the data axis before it if there are replicas. `placed` says along which dimension a
-    parameter is divided, if not the first.
+    parameter is divided, if not the first; `whole` are those that every worker keeps, and whoever calls reduces.
     """
     policy: OffloadPolicy = CPUOffloadPolicy() if offload else OffloadPolicy()
     for name, module in modules.items():
         # What the root keeps is used at both ends of the model: torch's default holds it gathered in between.
         again = False if keep_gathered or not name else None
-        fully_shard(module, mesh=mesh, reshard_after_forward=again, offload_policy=policy, shard_placement_fn=placed)
+        fully_shard(
+            module,
+            mesh=mesh,
+            reshard_after_forward=again,
+            offload_policy=policy,
+            shard_placement_fn=placed,
+            ignored_params=whole,
+        )
     exchange_in_memory([cast(FSDPModule, module) for module in modules.values()], mesh)

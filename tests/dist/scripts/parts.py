@@ -54,14 +54,15 @@ class Outputs(nn.Module):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16))
         self.head, self.scale = nn.Linear(16, 4), nn.Parameter(torch.ones(2))
+        self.temperature, self.unused = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.tensor(1.0))
 
     def forward(self, x):
         hidden = self.body(x)
-        return hidden, self.head(hidden)
+        return hidden, self.head(hidden) * self.temperature.exp()
 
 
 def outputs(fleet):
-    """Two outputs, one made of the other, and a parameter that only the loss uses."""
+    """Two outputs, one made of the other, a parameter that only the loss uses, and single numbers."""
     train(
         fleet, Outputs(), lambda model, out, y: cross_entropy(out[1], y) * model.scale.prod() + out[0].square().mean()
     )
