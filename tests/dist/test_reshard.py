@@ -134,6 +134,9 @@ class Nothing:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         assert state == {}
 
+    def forget(self, models: Sequence[nn.Module]) -> None:
+        """There is nothing."""
+
 
 def parts(worker: Worker) -> tuple[dict[str, Any], list[nn.Module]]:
     return {"model": worker.model, "optimizer": worker.optimizer}, [worker.model]

@@ -1,6 +1,7 @@
 """Models, optimizers and generators get back what a checkpoint keeps of them."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,16 @@ class Remembers:
 
     def __init__(self, number: int | None = None) -> None:
         self.number = number
+        self.forgotten: list[nn.Module] = []
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.number is None else {"number": self.number}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.number = state.get("number")
+
+    def forget(self, models: Sequence[nn.Module]) -> None:
+        self.forgotten += models
 
 
 def keeper(number: int | None = None) -> Checkpoints:
@@ -303,10 +308,10 @@ def test_what_goes_on_comes_back_with_an_optimizer_only(folder: Path) -> None:
     mine = Remembers(1)
     loading = Checkpoints(SoloGroup(), SoloGroup, "", mine)
     assert loading.load(folder, {"model": model}, [model]) is None
-    assert mine.number is None
+    assert (mine.number, mine.forgotten) == (1, [model]), "only what is of this model"
     assert numbers() != expected
     assert loading.load(folder, parts, [model]) == 9
-    assert mine.number == 5
+    assert (mine.number, mine.forgotten) == (5, [model])
     assert numbers() == expected
     assert before != expected
 
