@@ -38,7 +38,9 @@ def export(path: str | Path, model: nn.Module, group: Group) -> None:
         # A rank without a part of tied weights sees by the parameter alone that they are one.
         named = model.named_parameters(remove_duplicate=False)
         again = {name for name, parameter in named if seen.setdefault(id(parameter), name) != name}
-        for name, value in ((name, value) for name, value in model.state_dict().items() if name not in again):
+        for name, value in model.state_dict().items():
+            if name in again:
+                continue
             if not isinstance(value, Tensor):
                 raise CheckpointError(
                     f"{name} of the model is a {type(value).__name__}; a safetensors file holds tensors"

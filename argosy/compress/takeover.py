@@ -26,7 +26,6 @@ class TakenOver:
     """The hyperparameters of SGD for each parameter of a model, and the hooks that keep them from SGD itself."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:
-        check_optimizer(optimizer)
         self._parameters, self.optimizer = parameters, optimizer
         self._unused: set[str] = set()  # whose gradients were made for the next step
         self._aside = _ASIDE.setdefault(optimizer, [])

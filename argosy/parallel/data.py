@@ -189,6 +189,7 @@ class DataParallel(Member):
 
     def aborted(self) -> None:
         """Forget the gradients of a pass that has failed."""
+        self._aside.clear()
         if self.reducer is not None:
             self.reducer.abort()
 

@@ -40,6 +40,8 @@ class ServedParameters:
         self._settings = [settings(each) for each in optimizer.param_groups]
         for number, (flat, each) in enumerate(zip(self._flats, optimizer.param_groups, strict=True)):
             _open(store, number, self._rule(optimizer, each), flat, group)
+        self._workers = group.size
+        self._taken()
 
     def _rule(self, optimizer: Optimizer, group: dict[str, Any]) -> bytes:
         return dense_rule(optimizer, group)
@@ -76,6 +78,10 @@ class ServedParameters:
         """Take what the parameters have become, for the next step."""
         for number, flat in enumerate(self._flats):
             flat.put(self._store.pull_vector(number, flat.numbers))
+        self._taken()
+
+    def _taken(self) -> None:
+        """The parameters are the servers'."""
 
     def look(self) -> None:
         """Take what the parameters are, between loops."""
@@ -86,15 +92,7 @@ class ServedParameters:
 class AveragedParameters(ServedParameters):
     """Parameters that a worker steps by itself, and brings together with the others' when they meet."""
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        store: RemoteStore,
-        group: Group,
-        names: Mapping[nn.Parameter, str] | None = None,
-    ) -> None:
-        super().__init__(optimizer, store, group, names)
-        self._workers = group.size
+    def _taken(self) -> None:
         self._bases = [flat.values() for flat in self._flats]
 
     def _rule(self, optimizer: Optimizer, group: dict[str, Any]) -> bytes:
@@ -104,11 +102,6 @@ class AveragedParameters(ServedParameters):
         """Hand over this worker's part of the mean of all differences."""
         for number, (flat, base) in enumerate(zip(self._flats, self._bases, strict=True)):
             self._store.push_vector(number, (flat.values() - base) / self._workers, 1.0)
-
-    def pull(self) -> None:
-        """Take what the parameters have become."""
-        super().pull()
-        self._bases = [flat.values() for flat in self._flats]
 
 
 class _Flat:
