@@ -185,7 +185,7 @@ class Fleet:
         """The model's output for this worker's samples, without gradients: to evaluate it, in every mode.
 
         It is the model that was distributed last; `x` is as for `step`. All workers call it: under pipeline parallelism
-        it is the one way to evaluate, and elsewhere the same as calling the model.
+        it is the one way to evaluate, and elsewhere the same as calling the model, which replicas agree on first.
 
         >>> import tempfile, torch, argosy
         >>> fleet = argosy.init(run_folder=tempfile.mkdtemp())
