@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 import re
 import types
@@ -75,8 +76,13 @@ class Config:
 
 def hints(kind: type[Config]) -> dict[str, Any]:
     """The field names of a configuration class, with their types."""
-    resolved = typing.get_type_hints(kind)
+    resolved = _resolved(kind)  # type: ignore[arg-type]  # mypy takes a class's hash for that of its objects
     return {field.name: resolved[field.name] for field in dataclasses.fields(kind)}
+
+
+@functools.cache  # it takes milliseconds, and every check asks
+def _resolved(kind: type[Config]) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def options(hint: Any) -> tuple[Any, ...]:

@@ -13,8 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from forked import Command
+
 ARGOSY = [sys.executable, "-m", "argosy"]
+FORKED = ["forked", "argosy"]  # the same command, without the seconds that loading torch takes: see `forked.py`
+FORKED_PYTHON = ["forked"]  # and a script
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+Started = subprocess.Popen[str] | Command
 
 
 @dataclass
@@ -30,7 +35,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def finish(process: subprocess.Popen[str], deadline_seconds: float) -> Finished:
+def finish(process: Started, deadline_seconds: float) -> Finished:
     """Wait for a started command; kill its whole group when the deadline passes."""
     began = time.monotonic()
     try:
@@ -45,10 +50,13 @@ def finish(process: subprocess.Popen[str], deadline_seconds: float) -> Finished:
     return Finished(process.returncode, out, err, time.monotonic() - began)
 
 
-def start(command: Sequence[str | Path], **environment: str) -> subprocess.Popen[str]:
+def start(command: Sequence[str | Path], **environment: str) -> Started:
     """Start a command in a process group of its own."""
+    words = [str(word) for word in command]
+    if words[0] == FORKED[0]:
+        return Command(words[1:], {**os.environ, **environment})
     return subprocess.Popen(
-        [str(word) for word in command],
+        words,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
@@ -77,7 +85,7 @@ def succeed(command: Sequence[str | Path], deadline_seconds: float = 90, **envir
 
 
 @contextmanager
-def running(command: Sequence[str | Path], **environment: str) -> Iterator[subprocess.Popen[str]]:
+def running(command: Sequence[str | Path], **environment: str) -> Iterator[Started]:
     """A started command that is killed, if need be, at the end of the block."""
     process = start(command, **environment)
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import multiprocessing
 import os
 import signal
 import time
@@ -16,15 +15,13 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 import torch
+from forked import SERVER
 from torch.distributed import Store, TCPStore
 
 from argosy.comm.config import CommConfig
 from argosy.comm.engine import EngineGroup
 from argosy.control.secret import Secret
 
-_SERVER = multiprocessing.get_context("forkserver")
-# torch loads _dynamo when the first optimizer is made, which takes seconds in each process that has not.
-_SERVER.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "argosy.comm.engine", "ranks"])
 _CLONE_NEWNET = 0x40000000
 
 
@@ -123,10 +120,10 @@ def started(
     secret = Secret.new().hex()
     processes, results = [], []
     for rank in range(size):
-        receiving, sending = _SERVER.Pipe(duplex=False)
+        receiving, sending = SERVER.Pipe(duplex=False)
         namespace = namespaces[rank] if namespaces is not None else None
         place = (rank, size, ids[rank], secret, where, store is None and rank == 0, namespace)
-        process = _SERVER.Process(target=_rank, args=(place, function, arguments, sending), daemon=True)
+        process = SERVER.Process(target=_rank, args=(place, function, arguments, sending), daemon=True)
         process.start()
         sending.close()
         processes.append(process)

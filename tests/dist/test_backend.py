@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from launching import Finished, finish, start
+from launching import FORKED_PYTHON, Finished, finish, start
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DEADLINE_SECONDS = 80
@@ -20,7 +19,7 @@ def together(script: str, world: int) -> list[Finished]:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     workers = [
         start(
-            [sys.executable, SCRIPTS / script, str(rank), str(world), str(store.port)],
+            [*FORKED_PYTHON, SCRIPTS / script, str(rank), str(world), str(store.port)],
             OMP_NUM_THREADS="1",
             GLOO_SOCKET_IFNAME="lo",
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from launching import ARGOSY, succeed
+from launching import FORKED, succeed
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -45,16 +45,16 @@ MODES: dict[str, tuple[int, list[str]]] = {
     "staged and divided": (
         4,
         [
-            "pipeline=2 tensor=2",
-            "pipeline=2 tensor=2 schedule=interleaved sequence_parallel=true",
-            "pipeline=2 tensor=2 schedule=zero-bubble recompute=every:2",
+            "pipeline=2 tensor=2 micro_batches=4",
+            "pipeline=2 tensor=2 micro_batches=4 schedule=interleaved sequence_parallel=true",
+            "pipeline=2 tensor=2 micro_batches=4 schedule=zero-bubble recompute=every:2",
         ],
     ),
     "all at once": (
         8,
         [
-            "batch=global pipeline=2 tensor=2 shard_stage=3",
-            "batch=global pipeline=2 tensor=2 data=2 schedule=interleaved",
+            "batch=global pipeline=2 tensor=2 micro_batches=2 shard_stage=3",
+            "batch=global pipeline=2 tensor=2 micro_batches=2 data=2 schedule=interleaved",
         ],
     ),
 }
@@ -99,7 +99,7 @@ Told = dict[str, Tensor]
 
 def trained(folder: Path, workers: int, strategies: list[str]) -> dict[str, list[Told]]:
     """What each rank holds after each of the strategies."""
-    succeed([*ARGOSY, "run", "--workers", str(workers), SCRIPT, folder, *strategies], deadline_seconds=240)
+    succeed([*FORKED, "run", "--workers", str(workers), SCRIPT, folder, *strategies], deadline_seconds=240)
     return {
         strategy: [
             load_file(folder / f"{strategy.replace('|', ' ')}, rank {rank}.safetensors") for rank in range(workers)
@@ -169,7 +169,7 @@ def test_the_example_goes_on_in_each_mode_where_another_left_off(tmp_path: Path)
     modes = ((1, ""), (2, "shard_stage=3"), (2, "tensor=2"), (2, "pipeline=2"), (2, "shard_stage=1"))
     losses = []
     for turn, (workers, strategy) in enumerate(modes, 1):
-        command = [*ARGOSY, "run", "--workers", str(workers), "--strategy", strategy, EXAMPLE, *size]
+        command = [*FORKED, "run", "--workers", str(workers), "--strategy", strategy, EXAMPLE, *size]
         done = succeed([*command, "--steps", str(12 * turn), "--save", tmp_path / "kept"])
         assert f"going on after {12 * turn - 12} steps" in done.out or turn == 1
         losses.append(float(done.out.rpartition("loss ")[2]))
@@ -183,7 +183,7 @@ def test_a_models_own_code_may_use_its_parameters(alone: dict[str, Told], tmp_pa
 
 
 def test_models_in_stages_are_trained_one_after_the_other() -> None:
-    done = succeed([*ARGOSY, "run", "--workers", "2", SCRIPT.parent / "two_models.py"])
+    done = succeed([*FORKED, "run", "--workers", "2", SCRIPT.parent / "two_models.py"])
     first, second = (line.split()[-4:] for line in done.out.splitlines() if "losses" in line)
     assert first == second == sorted(first, reverse=True)
     assert "refused: an optimizer trains several models that are cut into stages" in done.out

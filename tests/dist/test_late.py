@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from launching import ARGOSY, succeed
+from launching import FORKED, succeed
 
 SCRIPT = Path(__file__).parent / "scripts" / "late.py"
 WORKERS, STEPS = 3, 80
@@ -15,7 +15,7 @@ WORKERS, STEPS = 3, 80
 @pytest.mark.parametrize("servers", [1, 2])
 def test_a_worker_that_was_late_takes_part_again(tmp_path: Path, servers: int) -> None:
     sizes = ["--workers", str(WORKERS), "--servers", str(servers), "--threads", "1"]
-    done = succeed([*ARGOSY, "run", *sizes, "--strategy", "ps=sync aggregate=2", SCRIPT, tmp_path])
+    done = succeed([*FORKED, "run", *sizes, "--strategy", "ps=sync aggregate=2", SCRIPT, tmp_path])
     told = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(WORKERS)]
     applied, sent = told[0]["applied"], [set(each["sent"]) for each in told]
     for each in told:

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from launching import ARGOSY, run, succeed
+from launching import FORKED, run, succeed
 
 SCRIPT = Path(__file__).parent / "scripts" / "misuse.py"
 
 
 def job(name: str, *options: str) -> list[str | Path]:
-    return [*ARGOSY, "run", "-n", "2", "--run-folder", "run", *options, SCRIPT, name]
+    return [*FORKED, "run", "-n", "2", "--run-folder", "run", *options, SCRIPT, name]
 
 
 @pytest.mark.parametrize(
@@ -92,13 +92,13 @@ def test_reentrant_checkpointing_gives_the_mean_gradient() -> None:
 def test_what_an_outer_job_was_told_is_not_for_an_inner_one(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import argosy; print('seed', argosy.init().strategy.seed)")
-    done = succeed([*ARGOSY, "run", script], ARGOSY_STRATEGY="seed=3", ARGOSY_RANK="5")
+    done = succeed([*FORKED, "run", script], ARGOSY_STRATEGY="seed=3", ARGOSY_RANK="5")
     assert "seed 0" in done.out
 
 
 def test_an_option_given_at_its_default_value_still_counts(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import argosy; argosy.init('batch=global')")
-    done = run([*ARGOSY, "run", "--strategy", "batch=per-worker", script])
+    done = run([*FORKED, "run", "--strategy", "batch=per-worker", script])
     assert done.status == 1
     assert "keep one of the two" in done.err

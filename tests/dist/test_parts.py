@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launching import ARGOSY, succeed
+from launching import FORKED, succeed
 
 SCRIPT = Path(__file__).parent / "scripts" / "parts.py"
 
 
 def check(workers: int, *cases: str) -> None:
-    succeed([*ARGOSY, "run", "--workers", str(workers), SCRIPT, *cases])
+    succeed([*FORKED, "run", "--workers", str(workers), SCRIPT, *cases])
 
 
 def test_sharded_models() -> None:

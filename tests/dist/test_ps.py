@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from launching import ARGOSY, succeed
+from launching import FORKED, succeed
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -19,7 +19,7 @@ WITHIN = 0.005
 def trained(folder: Path, workers: int, servers: int, strategy: str, epochs: int = 2) -> dict[str, Tensor]:
     """What rank 0 holds in the end."""
     file = folder / f"{workers} {servers} {strategy}.safetensors"
-    command = [*ARGOSY, "run", "--workers", str(workers), "--threads", "1"]
+    command = [*FORKED, "run", "--workers", str(workers), "--threads", "1"]
     command += ["--servers", str(servers)] if servers else []
     succeed([*command, "--strategy", strategy, SCRIPT, file, str(epochs)], deadline_seconds=100)
     return load_file(file)
@@ -77,7 +77,7 @@ def exact_alone(folder: Path) -> tuple[Tensor, Tensor]:
 
 
 def computed(file: Path, options: list[str]) -> tuple[Tensor, Tensor]:
-    succeed([*ARGOSY, "run", "--workers", "1", *options, EXACT, file], deadline_seconds=60)
+    succeed([*FORKED, "run", "--workers", "1", *options, EXACT, file], deadline_seconds=60)
     sums, moments = json.loads(file.read_text())
     return torch.tensor(sums), torch.tensor(moments)
 

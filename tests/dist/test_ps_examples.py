@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import ARGOSY, run, succeed
+from launching import FORKED, run, succeed
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LINES = {
@@ -16,12 +16,12 @@ LINES = {
     "ratings.dat": ("", "{}::{}::{}::964982703\n"),
     "u.data": ("", "{}\t{}\t{}\t964982703\n"),
 }
-SERVED = [*ARGOSY, "run", "--servers", "2", "--workers", "2", "--run-folder", "run", "--strategy"]
+SERVED = [*FORKED, "run", "--servers", "2", "--workers", "2", "--run-folder", "run", "--strategy"]
 
 
 @pytest.mark.parametrize("strategy", ["", "ps=async"])
 def test_clicks_are_learnt_and_the_best_auc_is_known(tmp_path: Path, strategy: str) -> None:
-    words = [*SERVED, strategy] if strategy else [*ARGOSY, "run", "--run-folder", "run"]
+    words = [*SERVED, strategy] if strategy else [*FORKED, "run", "--run-folder", "run"]
     succeed([*words, EXAMPLES / "ctr.py", "--rows", "40000"])
     told = json.loads(Path("run/result.json").read_text())
     assert 0.70 < told["auc"] < told["best_auc"]

@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import ARGOSY, alive, finish, run, running, succeed, wait_for
+from launching import FORKED, alive, finish, run, running, succeed, wait_for
 
 SCRIPT = Path(__file__).parent / "scripts" / "served.py"
 
 
 def job(folder: Path, how: str, *options: str, workers: int = 2, servers: int = 2) -> list[str | Path]:
-    command = [*ARGOSY, "run", "--workers", str(workers), "--servers", str(servers), "--run-folder", folder / "run"]
+    command = [*FORKED, "run", "--workers", str(workers), "--servers", str(servers), "--run-folder", folder / "run"]
     return [*command, *options, SCRIPT, how, folder]
 
 
@@ -110,7 +110,7 @@ def test_an_interrupted_run_ends_its_servers(tmp_path: Path) -> None:
 )
 def test_what_cannot_run_is_refused_before_anything_starts(tmp_path: Path, options: list[str], said: str) -> None:
     done = run(
-        [*ARGOSY, "run", "--workers", "2", "--run-folder", tmp_path / "run", *options, SCRIPT, "train", tmp_path]
+        [*FORKED, "run", "--workers", "2", "--run-folder", tmp_path / "run", *options, SCRIPT, "train", tmp_path]
     )
     assert done.status == 2
     assert done.err.startswith("argosy: error: ")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import ARGOSY, Finished, succeed
+from launching import FORKED, Finished, succeed
 
 SCRIPT = Path(__file__).parent / "scripts" / "bounded.py"
 WORKERS = 3
@@ -18,7 +18,7 @@ Events = list[dict[str, Any]]
 
 def trained(folder: Path, ps: str, servers: int = 1) -> tuple[Finished, list[Events]]:
     sizes = ["--workers", str(WORKERS), "--servers", str(servers), "--threads", "1"]
-    done = succeed([*ARGOSY, "run", *sizes, "--strategy", f"ps={ps}", "--run-folder", folder, SCRIPT])
+    done = succeed([*FORKED, "run", *sizes, "--strategy", f"ps={ps}", "--run-folder", folder, SCRIPT])
     files = [folder / f"rank{rank}.events.jsonl" for rank in range(WORKERS)]
     return done, [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 

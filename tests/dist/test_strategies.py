@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import ARGOSY, run, succeed
+from launching import FORKED, run, succeed
 
 SCRIPT = Path(__file__).parent / "scripts" / "strategies.py"
 EXACT = ["batch=global sync_batchnorm=true", "batch=global sync_batchnorm=true accumulate=3 bucket_mbytes=0.01"]
@@ -36,7 +36,7 @@ Told = dict[str, dict[str, Any]]
 def results(folder: Path, workers: int, strategies: list[str]) -> list[Told]:
     """What each rank tells of a run under all strategies."""
     folder.mkdir(exist_ok=True)
-    succeed([*ARGOSY, "run", "--workers", str(workers), SCRIPT, folder, *strategies])
+    succeed([*FORKED, "run", "--workers", str(workers), SCRIPT, folder, *strategies])
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(workers)]
 
 
@@ -94,7 +94,7 @@ def test_what_parts_remember_goes_on_with_another_number_of_workers(tmp_path: Pa
     ],
 )
 def test_what_cannot_work_together_is_refused_before_any_process_starts(strategy: str, said: str) -> None:
-    done = run([*ARGOSY, "run", "--workers", "2", "--strategy", strategy, SCRIPT])
+    done = run([*FORKED, "run", "--workers", "2", "--strategy", strategy, SCRIPT])
     assert done.status != 0
     assert said in " ".join(done.err.split())
     assert done.seconds < 10

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from launching import ARGOSY, Finished, alive, finish, free_port, pids, run, running, wait_for
+from launching import FORKED, Finished, alive, finish, free_port, pids, run, running, wait_for
 
 from argosy.control.secret import Secret
 
@@ -20,7 +20,7 @@ WORKERS = 3
 
 def job(folder: Path, strategy: str, how: str, batches: int = 7) -> Finished:
     sizes = ["--workers", str(WORKERS), "--servers", "1", "--strategy", strategy]
-    done = run([*ARGOSY, "run", *sizes, "--run-folder", folder / "run", SCRIPT, folder, how, str(batches)])
+    done = run([*FORKED, "run", *sizes, "--run-folder", folder / "run", SCRIPT, folder, how, str(batches)])
     started = pids(folder)
     assert len(started) == WORKERS
     assert not [pid for pid in started if alive(pid)]
@@ -70,7 +70,7 @@ def test_the_others_train_what_a_killed_worker_held(tmp_path: Path) -> None:
 def test_a_sample_is_applied_once_per_epoch(tmp_path: Path, strategy: str, how: str, batches: int, again: bool) -> None:
     sizes = ["--workers", str(WORKERS), "--servers", "1", "--threads", "1", "--strategy", strategy]
     script = Path(__file__).parent / "scripts" / "counted.py"
-    done = run([*ARGOSY, "run", *sizes, "--run-folder", tmp_path / "run", script, tmp_path, how, str(batches)])
+    done = run([*FORKED, "run", *sizes, "--run-folder", tmp_path / "run", script, tmp_path, how, str(batches)])
     assert done.status == 0, done.err
     times = json.loads((tmp_path / "rank0.json").read_text())
     in_hand = json.loads((tmp_path / "in_hand.json").read_text())
@@ -102,7 +102,7 @@ def test_a_loss_on_one_node_is_borne_by_all(tmp_path: Path) -> None:
     with ExitStack() as stack:
         for node, workers in enumerate((1, 2)):
             sizes = ["--workers", str(workers), "--servers", "1", "--nodes", "2", "--node-rank", str(node)]
-            command = [*ARGOSY, "run", *sizes, "--coordinator", f"127.0.0.1:{port}", "--strategy", "ps=async"]
+            command = [*FORKED, "run", *sizes, "--coordinator", f"127.0.0.1:{port}", "--strategy", "ps=async"]
             script = ["--run-folder", tmp_path / "run", SCRIPT, tmp_path, "kill", "7"]
             nodes.append(stack.enter_context(running([*command, *script], ARGOSY_SECRET=secret)))
         first, second = (finish(node, deadline_seconds=90) for node in nodes)
@@ -139,7 +139,7 @@ def test_where_steps_are_common_enough_must_live(tmp_path: Path, strategy: str, 
 def test_the_click_example_ends_with_its_result_when_a_worker_is_killed(tmp_path: Path) -> None:
     sizes = ["--workers", str(WORKERS), "--servers", "1", "--threads", "1", "--strategy", "ps=async"]
     example = Path(__file__).parents[2] / "examples" / "ctr.py"
-    command = [*ARGOSY, "run", *sizes, "--run-folder", tmp_path, example, "--rows", "100000"]
+    command = [*FORKED, "run", *sizes, "--run-folder", tmp_path, example, "--rows", "100000"]
     log = tmp_path / "rank1.events.jsonl"
 
     def steps() -> int:

@@ -80,7 +80,9 @@ RULES: list[tuple[RowRule, Callable[[list[Tensor]], torch.optim.Optimizer]]] = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "torch_optimizer"), RULES, ids=lambda value: repr(value)[:40])
+@pytest.mark.parametrize(
+    ("rule", "torch_optimizer"), RULES, ids=lambda value: None if callable(value) else repr(value)[:40]
+)
 @pytest.mark.parametrize("dim", [5, 16])
 def test_rules_are_those_of_torch(
     rule: RowRule, torch_optimizer: Callable[[list[Tensor]], torch.optim.Optimizer], dim: int
