@@ -140,6 +140,23 @@ def sparse_add(out: int, count: int, values: int, gaps: int, entries: int) -> No
         ValueError: an entry is for an element beyond the end.
     """
 
+def sparse_descend(
+    parameter: int, gradient: int, count: int, rate: float, gaps: int, entries: int, messages: int
+) -> bool:
+    """Subtract `rate` times the gradient where entries lead that `sparse_compress` wrote, once in each place.
+
+    Args:
+        parameter: address of `count` float32, to be changed.
+        gradient: address of `count` float32: the sum of all messages' values, or what became of it since.
+        rate: the learning rate.
+        gaps: address of the gaps of all messages, `entries` of each, one message behind the other.
+        entries: of each message.
+        messages: how many there are.
+
+    Returns:
+        Whether it was done: not if the gradient has numbers elsewhere, as far as every 509th tells.
+    """
+
 def guard(fd: int) -> None:
     """Kill this process's whole group (SIGKILL) when the other end of `fd` is closed.
 

@@ -69,4 +69,14 @@ void bind_codecs_sparse(nb::module_& m) {
         sparse_add(at<float>(out), count, at<const float>(values), at<const std::uint16_t>(gaps), entries);
       },
       "out"_a, "count"_a, "values"_a, "gaps"_a, "entries"_a);
+
+  m.def(
+      "sparse_descend",
+      [](Address parameter, Address gradient, std::size_t count, float rate, Address gaps, std::size_t entries,
+         std::size_t messages) {
+        const nb::gil_scoped_release release;
+        return sparse_descend(at<float>(parameter), at<const float>(gradient), count, rate,
+                              at<const std::uint16_t>(gaps), entries, messages);
+      },
+      "parameter"_a, "gradient"_a, "count"_a, "rate"_a, "gaps"_a, "entries"_a, "messages"_a);
 }

@@ -18,6 +18,8 @@ namespace {
 
 constexpr std::size_t kLongestGap = 65535;
 constexpr std::size_t kLeastSamples = 1024;
+constexpr std::size_t kLookEvery = 509;  // a prime: it meets every column of a matrix
+constexpr std::size_t kAhead = 32;       // entries: of a parameter's lines hardly any is in a cache
 
 const SparseKernels& kernels_of(std::optional<std::string_view> isa) {
   for (const std::string_view name : instruction_sets()) {
@@ -126,6 +128,25 @@ void pack(const Candidates& found, float* values, std::uint16_t* gaps, std::size
   while (entry < entries) put(0, 0);
 }
 
+// The places that messages lead to, once each, in the order of the messages.
+std::vector<std::uint32_t> places_of(const std::uint16_t* gaps, std::size_t entries, std::size_t messages,
+                                     std::vector<std::uint64_t>& seen, std::size_t count) {
+  std::vector<std::uint32_t> places;
+  places.reserve(entries * messages);
+  for (std::size_t message = 0; message < messages; ++message) {
+    std::size_t index = 0;
+    for (std::size_t entry = 0; entry < entries; ++entry) {
+      index += gaps[message * entries + entry];
+      if (index >= count) throw std::invalid_argument("these are not entries of this tensor");
+      std::uint64_t& word = seen[index / 64];
+      const std::uint64_t bit = std::uint64_t{1} << (index % 64);
+      if ((word & bit) == 0) places.push_back(static_cast<std::uint32_t>(index));
+      word |= bit;
+    }
+  }
+  return places;
+}
+
 }  // namespace
 
 std::size_t sparse_entries(std::size_t count, std::size_t k) {
@@ -180,6 +201,23 @@ void sparse_add(float* out, std::size_t count, const float* values, const std::u
     }
     out[index] += values[entry];
   }
+}
+
+bool sparse_descend(float* parameter, const float* gradient, std::size_t count, float rate, const std::uint16_t* gaps,
+                    std::size_t entries, std::size_t messages) {
+  std::vector<std::uint64_t> seen((count + 63) / 64);
+  const std::vector<std::uint32_t> places = places_of(gaps, entries, messages, seen, count);
+  for (std::size_t i = 0; i < count; i += kLookEvery) {
+    __builtin_prefetch(gradient + std::min(i + 16 * kLookEvery, count - 1));
+    if (gradient[i] != 0 && (seen[i / 64] >> (i % 64) & 1) == 0) return false;
+  }
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const std::uint32_t ahead = places[std::min(i + kAhead, places.size() - 1)], place = places[i];
+    __builtin_prefetch(parameter + ahead, 1);
+    __builtin_prefetch(gradient + ahead);
+    parameter[place] = std::fma(-rate, gradient[place], parameter[place]);  // as torch does it, bit for bit
+  }
+  return true;
 }
 
 }  // namespace argosy

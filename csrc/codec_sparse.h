@@ -32,4 +32,10 @@ void sparse_drain(const Share& share, std::optional<std::string_view> isa);
 // Adds entries to a tensor. Throws std::invalid_argument if they lead beyond its end.
 void sparse_add(float* out, std::size_t count, const float* values, const std::uint16_t* gaps, std::size_t entries);
 
+// parameter -= rate * gradient, where entries of some messages lead: the gaps of each lie behind those of the one
+// before. If the gradient seems to have something elsewhere too (every kLookEvery-th number is looked at), does nothing
+// and returns false.
+bool sparse_descend(float* parameter, const float* gradient, std::size_t count, float rate, const std::uint16_t* gaps,
+                    std::size_t entries, std::size_t messages);
+
 }  // namespace argosy

@@ -39,6 +39,7 @@ from argosy._native import sparse_drain
 from argosy.comm.engine import EngineGroup
 from argosy.comm.pending import Pending
 from argosy.compress.codec import Bucket, Part
+from argosy.compress.descent import Landed
 from argosy.compress.sparse import Exchange, Kept, Rule, SparseCodec, numbers_of, of_size
 from argosy.compress.takeover import TakenOver, check_optimizer
 
@@ -126,6 +127,12 @@ class DgcCodec(SparseCodec):
         """The weight, clipping, this worker's part of weight decay, and momentum."""
         rule = self._rule(part.name)
         return replace(rule, scale=self._scale(share, weight, group), decay=rule.decay / group.size)
+
+    def land(self, part: Part, total: Tensor, gaps: Tensor) -> None:
+        """Let the optimizer's step know where the sum is not zero."""
+        for taken in self._taken:
+            if taken.knows(part.name):
+                taken.land(part.name, Landed.of(total, gaps))
 
     def prepare(self, part: Part, share: Tensor, group: EngineGroup) -> None:
         """Clip a small tensor."""

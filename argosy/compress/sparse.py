@@ -83,6 +83,9 @@ class SparseCodec(Codec):
         """How a large tensor's share, which still has to be weighted, is added to what is kept."""
         return Rule(scale=weight)
 
+    def land(self, part: Part, total: Tensor, gaps: Tensor) -> None:
+        """A large tensor's sum is there; all workers' gaps, by worker, lead to all that is not zero."""
+
     def prepare(self, part: Part, share: Tensor, group: EngineGroup) -> None:
         """Change a small tensor's share before it is summed."""
 
@@ -157,6 +160,8 @@ class SparseCodec(Codec):
                 out = _view(bucket, part)
                 values, gaps = message.addresses(theirs, number)
                 sparse_add(out.data_ptr(), out.numel(), values, gaps, message.entries[number])
+        for number, part in enumerate(message.parts):
+            self.land(part, _view(bucket, part), message.gaps(everybodys, group.size, number))
 
     def _drain(self, part: Part, bucket: Bucket, group: EngineGroup) -> None:
         """Add all that was kept to the share. Momentum stays: nothing was delayed, so none of it is stale."""
@@ -205,6 +210,12 @@ class _Message:
         """Where the values and the gaps of a tensor are in a message."""
         begin, before = message.data_ptr(), self._before[number]
         return begin + before * _VALUE_BYTES, begin + self._total * _VALUE_BYTES + before * _GAP_BYTES
+
+    def gaps(self, messages: Tensor, size: int, number: int) -> Tensor:
+        """The gaps of a tensor in the messages of so many workers, by worker."""
+        begin = self._total * _VALUE_BYTES + self._before[number] * _GAP_BYTES
+        end = begin + self.entries[number] * _GAP_BYTES
+        return messages.view(size, self.size_bytes)[:, begin:end].view(torch.int16)
 
 
 def numbers_of(share: Tensor, kept: Kept, rule: Rule) -> tuple[int, int, int, int, int, float, float, float, bool]:

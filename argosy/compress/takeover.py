@@ -4,10 +4,14 @@ While the optimizer steps, its param groups say that there is neither; after the
 wrote, so schedulers that change them, and checkpoints, see nothing of it. torch calls no hook after a step that raises:
 what was set aside then is given back before the next step, and before the optimizer's state is saved. Several models,
 each with a codec, may share an optimizer: what is set aside belongs to the optimizer.
+
+What is left of SGD then, p -= lr * g, is done here for gradients that are nearly all zeros (`descent.py`). SGD passes
+over these: during its step they are away. So that other hooks see them, ours come last before a step and first after.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -15,6 +19,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from argosy.compress.descent import Landed
 
 _TAKEN: Final = ("momentum", "dampening", "weight_decay")
 _Group = dict[str, Any]
@@ -30,12 +36,16 @@ class TakenOver:
         self._unused: set[str] = set()  # whose gradients were made for the next step
         self._aside = _ASIDE.setdefault(optimizer, [])
         self._groups: dict[int, _Group] = {}
+        self._landed: dict[str, Landed] = {}
+        self._away: list[tuple[nn.Parameter, Tensor | None]] = []
+        before = optimizer.register_step_pre_hook(
+            lambda _, arguments, words: self._take(len(arguments) > 1 or bool(words))
+        )
+        after = optimizer.register_step_post_hook(lambda *_: self._stepped())
+        self._hooks = [before, after, optimizer.register_state_dict_pre_hook(lambda *_: self._give_back())]
+        self._before_id = before.id
+        _in_order(optimizer._optimizer_step_post_hooks).move_to_end(after.id, last=False)
         self.look()
-        self._hooks = [
-            optimizer.register_step_pre_hook(lambda *_: self._take()),
-            optimizer.register_step_post_hook(lambda *_: self._stepped()),
-            optimizer.register_state_dict_pre_hook(lambda *_: self._give_back()),
-        ]
 
     def close(self) -> None:
         """Leave the optimizer to itself."""
@@ -47,6 +57,8 @@ class TakenOver:
         """Learn which group each parameter is in: groups may be added, and are new objects when a state is loaded."""
         check_optimizer(self.optimizer)
         self._groups = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
+        _in_order(self.optimizer._optimizer_step_pre_hooks).move_to_end(self._before_id)
+        self._landed.clear()
 
     def knows(self, name: str) -> bool:
         """Whether the optimizer has this parameter."""
@@ -84,24 +96,48 @@ class TakenOver:
             )
         self._unused |= known
 
+    def land(self, name: str, landed: Landed) -> None:
+        """Of a parameter's gradient, it is known where it is not zero."""
+        self._landed[name] = landed
+
     def forget(self) -> None:
         """The step will not come: its backward pass has failed."""
         self._unused.clear()
+        self._landed.clear()
 
     def _stepped(self) -> None:
+        for parameter, gradient in self._away:
+            parameter.grad = gradient
+        self._away.clear()
+        self._landed.clear()
         self._unused.clear()
         self._give_back()
 
-    def _take(self) -> None:
+    def _take(self, has_closure: bool) -> None:
         self._give_back()
+        self._away.clear()
+        if not has_closure:  # which makes other gradients
+            self._descend()
         for group in self.optimizer.param_groups:
             self._aside.append((group, {key: group[key] for key in _TAKEN}))
             group.update(dict.fromkeys(_TAKEN, 0))
+
+    def _descend(self) -> None:
+        for name, landed in self._landed.items():
+            parameter = self._parameters[name]
+            if self.knows(name) and landed.descend(parameter, float(self._groups[id(parameter)]["lr"])):
+                self._away.append((parameter, parameter.grad))
+                parameter.grad = None
 
     def _give_back(self) -> None:
         for group, values in self._aside:
             group.update(values)
         self._aside.clear()
+
+
+def _in_order(hooks: dict[int, Any]) -> OrderedDict[int, Any]:
+    assert isinstance(hooks, OrderedDict)  # torch makes one of these, whatever it declares
+    return hooks
 
 
 def check_optimizer(optimizer: Optimizer) -> None:

@@ -14,9 +14,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from argosy.compress.codec import Bucket, Codec, Part
+from argosy.compress.descent import Landed
 from argosy.compress.dgc import DgcCodec
 from argosy.compress.sparse import SparseCodec
 from argosy.compress.topk import TopKCodec
+from argosy.data.cursor import Cursor
+from argosy.parallel.data import DataParallel
 
 SHAPES = {"w": (160, 128), "bias": (128,), "conv": (64, 32, 3, 3), "one": (1,)}
 SIZES = {name: torch.Size(shape).numel() for name, shape in SHAPES.items()}
@@ -309,3 +312,52 @@ def two_hosts(place: Place) -> tuple[Tensor, int]:
 def test_between_hosts_all_decide_alike() -> None:
     told = run(two_hosts, 3, hosts=["a", "a", "b"])
     assert all(torch.equal(flat, told[0][0]) and sent == told[0][1] for flat, sent in told)
+
+
+def steps_with_hooks(place: Place, touches: bool) -> dict[str, Tensor]:
+    """Training whose hooks look at gradients before and after a step; if it `touches` them, SGD makes the steps."""
+    group, cursor = place.join(), Cursor()
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(600, 700), nn.ReLU(), nn.Linear(700, 400, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+    seen: list[int] = []
+
+    def look(*_: object) -> None:
+        seen.append(sum(parameter.grad is not None for parameter in model.parameters()))
+
+    optimizer.register_step_post_hook(look)  # before ours
+    codec = DgcCodec(0.99, warmup_epochs=0, exchange="sparse")
+    parallel = DataParallel(model, group, cursor, codec=codec)
+    codec.attach(dict(model.named_parameters()), optimizer)
+    optimizer.register_step_pre_hook(look)  # and behind ours
+    taken = [0]
+    descend = Landed.descend
+
+    def counted(landed: Landed, parameter: nn.Parameter, rate: float) -> bool:
+        done = descend(landed, parameter, rate)
+        taken[0] += done
+        return done
+
+    Landed.descend = counted  # type: ignore[method-assign]
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+    for step in range(4):
+        optimizer.zero_grad()
+        x = torch.randn(8, 600, generator=torch.Generator().manual_seed(10 * step + place.rank))
+        model(x).square().mean().backward()
+        if touches:
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad.mul_(1.0)
+        optimizer.step()
+        schedule.step()
+    parallel.close()
+    Landed.descend = descend  # type: ignore[method-assign]
+    assert taken[0] == (0 if touches else 8)
+    assert seen == [3] * 8
+    return {name: value.detach() for name, value in model.named_parameters()}
+
+
+def test_steps_where_numbers_have_landed_are_sgds_own() -> None:
+    short, whole = (run(steps_with_hooks, 2, touches) for touches in (False, True))
+    for told in (*short, *whole):
+        assert all(torch.equal(told[name], whole[0][name]) for name in told)
