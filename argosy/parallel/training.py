@@ -27,6 +27,7 @@ from argosy.data.leased import LeasedLoader
 from argosy.data.loader import Loader
 from argosy.optim.average import Average
 from argosy.optim.config import OptimConfig
+from argosy.optim.fused import Fused
 from argosy.optim.gradients import takes_step
 from argosy.optim.precision import Precision
 from argosy.optim.schedule import LearningRate
@@ -138,6 +139,7 @@ class Training:
                 parallel.codec.attach(dict(parallel.model.named_parameters()), optimizer)
         if self._group.size == 1 and trained and (unused := make_codec(self._config.part(CompressConfig))):
             unused.check(optimizer)  # what several workers would refuse, one does too
+        self._leaving.callback(Fused(optimizer).close)
         self._add_rate(optimizer)
         decay = self._config.decay()
         if decay is not None:

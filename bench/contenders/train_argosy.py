@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from models import gpt, lesson_of, step_of, task
+from models import gpt, lesson_of, optimizer_of, step_of, task
 from seating import join
 from serving import Operation, Seat, serve
 
@@ -23,7 +23,7 @@ Wanted = dict[str, Any]
 def steps_of(wanted: Wanted, fleet: argosy.Fleet) -> Callable[[], None]:
     """Steps of a model on one batch; together with the other workers unless it is `alone`, or only `in_step`."""
     job = task(wanted["model"], wanted["batch"], fleet.rank)
-    model, optimizer = job.model, torch.optim.SGD(job.model.parameters(), lr=1e-4, momentum=0.9)
+    model, optimizer = job.model, optimizer_of(job.model, True if wanted.get("alone") else None)
     if not wanted.get("alone"):
         model, optimizer = fleet.distribute(model, optimizer)
     step = step_of(job, model, optimizer)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from models import step_of, task
+from models import optimizer_of, step_of, task
 from serving import Operation, Seat, serve
 from torch.nn.parallel import DistributedDataParallel
 from torch_tensors import PATIENCE, meet
@@ -20,7 +19,7 @@ def main() -> None:
     def make(wanted: dict[str, Any]) -> Operation:
         job = task(wanted["model"], wanted["batch"], seat.rank)
         model = DistributedDataParallel(job.model, gradient_as_bucket_view=True)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+        optimizer = optimizer_of(model, wanted.get("fused"))
         return Operation(step_of(job, model, optimizer), dist.barrier)
 
     serve(seat, make, leave=dist.destroy_process_group)

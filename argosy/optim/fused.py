@@ -1,0 +1,83 @@
+"""Steps in one pass: torch's fused optimizers, where the script leaves the choice to torch.
+
+An optimizer's step is as fast as memory, and torch's default on a CPU reads and writes it several times: AdamW on 25
+million parameters takes 211 ms with it and 22 ms fused, SGD with momentum 28 and 16. (On GPUs torch chooses well.)
+Where a script says neither `foreach=` nor `fused=`, steps are fused here; SGD's result has the same bits, those of the
+others differ by rounding. What `optimizer.param_groups` says, checkpoints too, stays as it was: it says otherwise
+only while the optimizer steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+
+_HAVE: Final = (SGD, Adam, AdamW, Adagrad)
+_CHOICES: Final = ("foreach", "fused", "differentiable", "capturable")
+
+
+class Fused:
+    """Fuses an optimizer's steps until it is closed. Other optimizers than torch's own are left alone."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._fused: list[dict[str, Any]] = []
+        self._hooks = []
+        if type(optimizer) in _HAVE:
+            self._hooks = [
+                optimizer.register_step_pre_hook(self._begin),
+                optimizer.register_step_post_hook(lambda *_: self._end()),
+                optimizer.register_state_dict_pre_hook(lambda *_: self._end()),
+            ]
+
+    def close(self) -> None:
+        """Leave the optimizer to itself."""
+        self._end()
+        for hook in self._hooks:
+            hook.remove()
+
+    def _begin(self, optimizer: Optimizer, arguments: tuple[Any, ...], words: dict[str, Any]) -> None:
+        self._end()  # a step that has raised is followed by no hook
+        if len(arguments) > 1 or words:
+            return  # a closure makes gradients of its own, of whatever kind
+        for group in optimizer.param_groups:
+            stepping = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if _is_open(group) and all(map(_suits, stepping)) and _began_together(optimizer, stepping):
+                group["fused"] = True
+                self._fused.append(group)
+
+    def _end(self) -> None:
+        for group in self._fused:
+            group["fused"] = None
+        self._fused.clear()
+
+
+def _is_open(group: dict[str, Any]) -> bool:
+    """Whether the script has chosen nothing that decides how a step is made."""
+    return not any(group.get(choice) for choice in _CHOICES) and (
+        group["fused"] is None and group["foreach"] is None and not isinstance(group["lr"], Tensor)
+    )
+
+
+def _suits(parameter: Tensor) -> bool:
+    """Fused steps go through memory in order, and take numbers as they lie there."""
+    gradient = parameter.grad
+    return (
+        gradient is not None
+        and type(parameter) in (nn.Parameter, Tensor)
+        and parameter.is_cpu
+        and parameter.dtype in (torch.float32, torch.float64)
+        and gradient.dtype == parameter.dtype
+        and gradient.layout == torch.strided
+        and parameter.is_contiguous()
+        and gradient.is_contiguous()
+    )
+
+
+def _began_together(optimizer: Optimizer, parameters: Sequence[Tensor]) -> bool:
+    """SGD makes momentum in the first step: fused, it makes that of all parameters, or of none."""
+    states = (optimizer.state.get(parameter, {}) for parameter in parameters)
+    return len({state.get("momentum_buffer") is None for state in states}) < 2

@@ -1,0 +1,133 @@
+"""Steps are fused where the script has left that open, and compute what torch's others compute."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from argosy.optim.fused import Fused
+
+Make = Callable[..., Optimizer]
+OPTIMIZERS: dict[str, tuple[Make, dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.1}),
+    "nesterov": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    "adam": (torch.optim.Adam, {"lr": 0.01, "amsgrad": True, "weight_decay": 0.01}),
+    "adamw": (torch.optim.AdamW, {"lr": 0.01}),
+    "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "lr_decay": 0.1}),
+}
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 3))
+
+
+def step(model: nn.Module, optimizer: Optimizer, number: int) -> None:
+    optimizer.zero_grad()
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(number))
+    model(x).square().mean().backward()
+    optimizer.step()
+
+
+class Seen:
+    """Which optimizers' groups were fused while they stepped."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps: list[bool] = []
+        for name in ("_fused_sgd_", "_fused_adam_", "_fused_adamw_", "_fused_adagrad_"):
+            monkeypatch.setattr(torch, name, self._watched(getattr(torch, name)))
+
+    def _watched(self, kernel: Callable[..., None]) -> Callable[..., None]:
+        def watched(*arguments: Any, **words: Any) -> None:
+            self.steps.append(True)
+            kernel(*arguments, **words)
+
+        return watched
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    return Seen(monkeypatch)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_fused_steps_are_those_of_torch(seen: Seen, name: str) -> None:
+    make, words = OPTIMIZERS[name]
+    models = [net(), net()]
+    optimizers = [make(model.parameters(), **words) for model in models]
+    fused = Fused(optimizers[0])
+    for number in range(5):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            step(model, optimizer, number)
+        assert [group["fused"] for group in optimizers[0].param_groups] == [None]
+    assert len(seen.steps) == 5
+    for mine, theirs in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    # Torch's own goes on from its state.
+    fused.close()
+    optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
+    models[1].load_state_dict(models[0].state_dict())
+    for model, optimizer in zip(models, optimizers, strict=True):
+        step(model, optimizer, 9)
+    assert len(seen.steps) == 5
+    for mine, theirs in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("words", [{"foreach": True}, {"foreach": False}, {"fused": False}, {"lr": torch.tensor(0.1)}])
+def test_what_the_script_has_chosen_stays(seen: Seen, words: dict[str, Any]) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), **{"lr": 0.1, **words})
+    before = copy.deepcopy({key: optimizer.param_groups[0][key] for key in ("foreach", "fused")})
+    Fused(optimizer)
+    step(model, optimizer, 0)
+    assert not seen.steps
+    assert {key: optimizer.param_groups[0][key] for key in before} == before
+
+
+def test_what_fused_steps_cannot_take_is_left_to_torch(seen: Seen) -> None:
+    table, transposed = nn.Embedding(9, 4, sparse=True), nn.Parameter(torch.randn(5, 4).t())
+    groups = [{"params": [parameter]} for parameter in (table.weight, transposed, nn.Parameter(torch.randn(3)))]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    Fused(optimizer)
+    before = [parameter.detach().clone() for group in groups for parameter in group["params"]]
+    (table(torch.tensor([1, 2])).sum() + transposed.square().sum() + groups[2]["params"][0].sum()).backward()
+    optimizer.step()
+    assert seen.steps == [True]  # of the third
+    for group, old in zip(groups, before, strict=True):
+        (parameter,) = group["params"]
+        assert isinstance(parameter.grad, Tensor)
+        torch.testing.assert_close(parameter.detach(), old - 0.1 * parameter.grad.to_dense())
+
+
+def test_momentum_of_a_layer_that_joins_later(seen: Seen) -> None:
+    models = [net(), net()]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in models]
+    Fused(optimizers[0])
+    for number in range(4):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            model[2].requires_grad_(number > 0)
+            step(model, optimizer, number)
+    assert len(seen.steps) == 3  # not the one in which one layer has momentum and the other not
+    for mine, theirs in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_a_step_that_raises_leaves_no_trace_in_checkpoints() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    Fused(optimizer)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no step today")
+
+    optimizer.register_step_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="no step today"):
+        step(model, optimizer, 0)
+    assert optimizer.state_dict()["param_groups"][0]["fused"] is None
