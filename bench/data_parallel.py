@@ -3,8 +3,8 @@
 Two workers of one thread each, as users of DDP on CPUs have it. What synchronous training costs is told by two workers
 that train the same and do not talk, and what a second worker is worth by one that trains alone. Two that do not talk
 but wait for each other after every step show what a step would take if communication were free. Argosy fuses an
-optimizer's steps, and whoever trains without it here does so by hand; DDP is claimed against as its tutorial has it, and
-measured with a fused optimizer too.
+optimizer's steps, and whoever trains without it here does so by hand. DDP is claimed against as its tutorial has it,
+and measured with a fused optimizer too.
 
 [Note: exposed]
 A step that waits for all workers takes as long as the slowest of them, whatever communication costs; on a machine whose
