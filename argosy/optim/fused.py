@@ -9,7 +9,7 @@ only while the optimizer steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -45,7 +45,8 @@ class Fused:
             return  # a closure makes gradients of its own, of whatever kind
         for group in optimizer.param_groups:
             stepping = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if _is_open(group) and all(map(_suits, stepping)) and _began_together(optimizer, stepping):
+            states = [optimizer.state.get(parameter, {}) for parameter in stepping]
+            if _is_open(group) and all(map(_suits, stepping, states)) and _began_together(states):
                 group["fused"] = True
                 self._fused.append(group)
 
@@ -62,22 +63,17 @@ def _is_open(group: dict[str, Any]) -> bool:
     )
 
 
-def _suits(parameter: Tensor) -> bool:
-    """Fused steps go through memory in order, and take numbers as they lie there."""
+def _suits(parameter: Tensor, state: Mapping[str, Any]) -> bool:
+    """Fused steps go through memory in order, and take numbers as they lie there: all must lie alike."""
     gradient = parameter.grad
-    return (
-        gradient is not None
-        and type(parameter) in (nn.Parameter, Tensor)
-        and parameter.is_cpu
-        and parameter.dtype in (torch.float32, torch.float64)
-        and gradient.dtype == parameter.dtype
-        and gradient.layout == torch.strided
-        and parameter.is_contiguous()
-        and gradient.is_contiguous()
+    if gradient is None or gradient.layout != torch.strided or type(parameter) not in (nn.Parameter, Tensor):
+        return False
+    numbers = (parameter, gradient, *(kept for kept in state.values() if isinstance(kept, Tensor) and kept.dim()))
+    return parameter.dtype in (torch.float32, torch.float64) and all(
+        each.is_cpu and each.is_contiguous() and each.dtype == parameter.dtype for each in numbers
     )
 
 
-def _began_together(optimizer: Optimizer, parameters: Sequence[Tensor]) -> bool:
+def _began_together(states: Sequence[Mapping[str, Any]]) -> bool:
     """SGD makes momentum in the first step: fused, it makes that of all parameters, or of none."""
-    states = (optimizer.state.get(parameter, {}) for parameter in parameters)
     return len({state.get("momentum_buffer") is None for state in states}) < 2

@@ -106,6 +106,28 @@ def test_what_fused_steps_cannot_take_is_left_to_torch(seen: Seen) -> None:
         torch.testing.assert_close(parameter.detach(), old - 0.1 * parameter.grad.to_dense())
 
 
+@pytest.mark.parametrize("name", ["nesterov", "adam", "adagrad"])
+def test_states_may_lie_in_another_order_than_parameters(seen: Seen, name: str) -> None:
+    """As those do that were saved with a model in channels_last."""
+    make, words = OPTIMIZERS[name]
+    told = []
+    for fuses in (False, True):
+        torch.manual_seed(0)
+        parameter = nn.Parameter(torch.randn(4, 3, 5, 2))
+        optimizer = make([parameter], **words)
+        if fuses:
+            Fused(optimizer)
+        for number in range(4):
+            parameter.grad = torch.randn(4, 3, 5, 2, generator=torch.Generator().manual_seed(number))
+            optimizer.step()
+            for key, kept in optimizer.state[parameter].items():
+                if number == 1 and isinstance(kept, Tensor) and kept.dim():
+                    optimizer.state[parameter][key] = kept.to(memory_format=torch.channels_last)
+        told.append(parameter.detach())
+    assert len(seen.steps) == 2
+    torch.testing.assert_close(*told, rtol=1e-5, atol=1e-6)
+
+
 def test_momentum_of_a_layer_that_joins_later(seen: Seen) -> None:
     models = [net(), net()]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in models]
