@@ -66,6 +66,9 @@ class Codec(ABC):
     def attach(self, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:  # noqa: B027
         """Learn what will use the gradients; the same is refused."""
 
+    def meet(self, name: str, parameter: nn.Parameter) -> None:  # noqa: B027
+        """The model has got another parameter of this name: what was kept under it is not this one's."""
+
     def begin_step(self, epoch: float | None) -> None:  # noqa: B027 - most codecs have nothing to do here
         """Gradients of another step will come; `epoch` counts finished epochs, with a fraction, if it is known."""
 

@@ -87,6 +87,13 @@ class DgcCodec(SparseCodec):
             self._taken.remove(taken)
         self._taken.append(TakenOver(parameters, optimizer))
 
+    def meet(self, name: str, parameter: nn.Parameter) -> None:
+        """Of a parameter that is new nothing was kept; an optimizer may have it."""
+        super().meet(name, parameter)
+        self._velocity.pop(name, None)
+        for taken in self._taken:
+            taken.meet(name, parameter)
+
     def begin_step(self, epoch: float | None) -> None:
         """Take the sparsity of this epoch."""
         if epoch is None and self._warmup_epochs:

@@ -58,6 +58,11 @@ class Residuals:
         """What was held back of one parameter of a bucket."""
         return self._parts[name]
 
+    def forget(self, name: str) -> None:
+        """Of this parameter nothing was held back."""
+        if self._parts.pop(name, None) is not None:
+            self._flat.clear()
+
     def _gather(self, bucket: Bucket) -> Tensor:
         flat = torch.zeros_like(bucket.flat)
         for part in bucket.parts:

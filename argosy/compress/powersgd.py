@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from argosy._native import (
     low_rank_expand,
@@ -179,6 +179,13 @@ class PowerSgdCodec(Codec):
             random = torch.Generator().manual_seed(zlib.crc32(name.encode()))
             start = self._starts[name] = torch.randn(rank, columns, generator=random)
         return start
+
+    def meet(self, name: str, parameter: nn.Parameter) -> None:
+        """Of a parameter that is new nothing was held back or sent."""
+        self._residuals.forget(name)
+        self._sent.pop(name, None)
+        self._starts.pop(name, None)
+        self._plans.clear()
 
     def state_dict(self, group: EngineGroup) -> dict[str, Any]:
         """What was held back, and where the next step begins, which is the same on all workers."""

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from argosy._native import dequantise, quantise, quantised_record
 from argosy.comm.engine import EngineGroup
@@ -69,6 +70,10 @@ class QuantisedCodec(Codec):
             quantise(bits, own.data_ptr(), share + begin, residual + begin, part)
             yield group.all_gather_into(whole, own, wait=False)
             dequantise(bits, share, [whole.data_ptr()], count)
+
+    def meet(self, name: str, parameter: nn.Parameter) -> None:
+        """Of a parameter that is new nothing was held back."""
+        self._residuals.forget(name)
 
     def state_dict(self, group: EngineGroup) -> dict[str, Any]:
         """What was held back."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
 from argosy._native import dequantise, quantise, quantised_record
 from argosy.comm.engine import EngineGroup
@@ -45,6 +46,10 @@ class SignCodec(Codec):
             yield group.all_gather_into(received, sent, wait=False)
             sources = [received.data_ptr() + rank * size_bytes for rank in range(group.size)]
             dequantise(1, share, sources, flat.numel())
+
+    def meet(self, name: str, parameter: nn.Parameter) -> None:
+        """Of a parameter that is new nothing was held back."""
+        self._residuals.forget(name)
 
     def state_dict(self, group: EngineGroup) -> dict[str, Any]:
         """What was held back."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from argosy._native import sparse_add, sparse_compress, sparse_drain, sparse_entries
 from argosy.comm.engine import EngineGroup
@@ -114,6 +114,10 @@ class SparseCodec(Codec):
             yield group.all_reduce(bucket.flat, wait=False)
         for part in small:
             self.finish(part, _view(bucket, part))
+
+    def meet(self, name: str, parameter: nn.Parameter) -> None:
+        """Of a parameter that is new nothing was kept."""
+        self._kept.pop(name, None)
 
     def state_dict(self, group: EngineGroup) -> dict[str, Any]:
         """What all workers have kept, added up."""

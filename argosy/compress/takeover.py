@@ -32,7 +32,7 @@ class TakenOver:
     """The hyperparameters of SGD for each parameter of a model, and the hooks that keep them from SGD itself."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:
-        self._parameters, self.optimizer = parameters, optimizer
+        self._parameters, self.optimizer = dict(parameters), optimizer
         self._unused: set[str] = set()  # whose gradients were made for the next step
         self._aside = _ASIDE.setdefault(optimizer, [])
         self._groups: dict[int, _Group] = {}
@@ -59,6 +59,10 @@ class TakenOver:
         self._groups = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
         _in_order(self.optimizer._optimizer_step_pre_hooks).move_to_end(self._before_id)
         self._landed.clear()
+
+    def meet(self, name: str, parameter: nn.Parameter) -> None:
+        """The model has got another parameter of this name."""
+        self._parameters[name] = parameter
 
     def knows(self, name: str) -> bool:
         """Whether the optimizer has this parameter."""

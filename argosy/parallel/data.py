@@ -65,6 +65,7 @@ class DataParallel(Member):
         self._used: set[nn.Parameter] = set()  # by anyone, in any step, if there is a codec
         self._hooks: list[RemovableHandle | Forward] = []
         self._listening: dict[nn.Parameter, str] = {}
+        self._hooked: set[nn.Parameter] = set()
         self._sparse: set[nn.Parameter] = set()  # whose gradients have been sparse
         self._aside: dict[nn.Parameter, Tensor] = {}  # of these, what batches before the last one of a step have given
         self._passes = passes or SharedPasses(group)
@@ -90,6 +91,7 @@ class DataParallel(Member):
                 self._hooks += synchronise_statistics(model, engine, lambda: cursor.share(group.size))
         self._passes.join(self)
         self._known = set(model.parameters())
+        self._owners = dict(model.named_parameters())  # who was listened to last, by name
         self._listen()
         # A frozen parameter may be unfrozen during training: look again at every forward pass.
         self._hooks.append(model.register_forward_pre_hook(Hook(lambda *_: self._listen())))
@@ -116,16 +118,28 @@ class DataParallel(Member):
 
     def _listen(self) -> None:
         self._passes.look()
-        for name, parameter in self.model.named_parameters():
+        named = {parameter: name for name, parameter in self.model.named_parameters()}
+        for parameter, name in named.items():
             if parameter.requires_grad and parameter not in self._listening:
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))
-                self._listening[parameter] = name
-                if parameter not in self._known:
-                    self._strangers.append(parameter)
-                    self._known.add(parameter)
+                self._listen_to(parameter, name)
+        for parameter in self._listening.keys() - named.keys():  # its layer was replaced
+            del self._listening[parameter]
         if self._weighing:
             self._weigh_as_they_come()
         self._lay_out()
+
+    def _listen_to(self, parameter: nn.Parameter, name: str) -> None:
+        self._listening[parameter] = name
+        if parameter not in self._hooked:
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))
+            self._hooked.add(parameter)
+        if parameter not in self._known:
+            self._strangers.append(parameter)
+            self._known.add(parameter)
+        if self._owners.get(name) is not parameter:
+            self._owners[name] = parameter
+            if self.codec is not None:
+                self.codec.meet(name, parameter)
 
     def _weigh_as_they_come(self) -> None:
         for parameter in self._listening:
@@ -146,6 +160,8 @@ class DataParallel(Member):
 
     def _arrived(self, parameter: Tensor) -> None:
         """A gradient is there."""
+        if parameter not in self._listening:
+            return  # of a layer that the model has no more
         if self._quiet:
             at_end_of_pass(self._quiet_passes, self._cursor.keep_loss)
             return

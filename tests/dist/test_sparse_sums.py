@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -361,3 +363,54 @@ def test_steps_where_numbers_have_landed_are_sgds_own() -> None:
     short, whole = (run(steps_with_hooks, 2, touches) for touches in (False, True))
     for told in (*short, *whole):
         assert all(torch.equal(told[name], whole[0][name]) for name in told)
+
+
+def a_model_that_changes(place: Place, how: str) -> None:
+    """All is sent, so that momentum and weight decay are SGD's own, also those of layers that come later."""
+    group = place.join()
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 600))
+    first = model[2]
+    models = (model, copy.deepcopy(model))
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.05, momentum=0.9, weight_decay=0.05) for each in models]
+    codec = DgcCodec(0.999, warmup_epochs=0, exchange="dense")
+    parallel = DataParallel(model, group, Cursor(), codec=codec)
+    codec.attach(dict(model.named_parameters()), optimizers[0])
+
+    def steps() -> None:
+        for step in range(3):
+            x = torch.randn(8, 20, generator=torch.Generator().manual_seed(step))  # the same on all workers
+            for each, optimizer in zip(models, optimizers, strict=True):
+                optimizer.zero_grad()
+                each(x).square().mean().backward()
+                optimizer.step()
+        for mine, theirs in zip(model.parameters(), models[1].parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+    def take(layers: Sequence[nn.Module]) -> None:
+        for each, optimizer, layer in zip(models, optimizers, layers, strict=True):
+            if how == "grows":
+                each.append(layer)
+            else:
+                each[2] = layer
+            optimizer.add_param_group({"params": list(layer.parameters())})
+
+    steps()
+    torch.manual_seed(5)
+    layer = nn.Linear(600, 40) if how == "grows" else nn.Linear(30, 600)
+    firsts = [each[2] for each in models]
+    take([layer, copy.deepcopy(layer)])
+    steps()
+    if how == "is replaced and comes back":
+        assert firsts[0] is first
+        for each, optimizer, old in zip(models, optimizers, firsts, strict=True):
+            each[2] = old
+            for parameter in old.parameters():  # momentum under its name was another layer's: both begin anew
+                optimizer.state.pop(parameter, None)
+        steps()
+    parallel.close()
+
+
+@pytest.mark.parametrize("how", ["grows", "is replaced", "is replaced and comes back"])
+def test_layers_that_come_later_have_momentum_too(how: str) -> None:
+    run(a_model_that_changes, 2, how)
