@@ -2,9 +2,10 @@
 
 Loading torch takes seconds of CPU in each process, most of what a short job costs. Tests of what a job computes start
 it here (`launching.FORKED`). It is the launcher's own code, with real processes, sessions, signals and pipes; only no
-interpreter is started, so what Python and the C library read at their start (GLIBC_TUNABLES, say) has no effect. Tests
-of launching, of kills and of what the docs say start the real command (`launching.ARGOSY`). A plain script can be
-forked too (`launching.FORKED_PYTHON`).
+interpreter is started, so what Python and the C library read at their start (GLIBC_TUNABLES, say) has no effect, and
+all workers hash strings alike: what a job does in the order of a set shows only between real ones. So tests of
+training and of resuming, of launching, of kills and of what the docs say start the real command (`launching.ARGOSY`). A
+plain script can be forked too (`launching.FORKED_PYTHON`).
 """
 
 from __future__ import annotations
@@ -107,8 +108,17 @@ class _Forking:
         """A fork that runs a module's `main`, with pipes to read what it writes."""
 
         def __init__(
-            self, command: Sequence[str], *, env: Mapping[str, str], pass_fds: Sequence[int], **_: object
+            self,
+            command: Sequence[str],
+            *,
+            stdin: int,
+            stdout: int,
+            stderr: int,
+            env: Mapping[str, str],
+            pass_fds: Sequence[int],
+            start_new_session: bool,
         ) -> None:
+            assert (stdin, stdout, stderr, start_new_session) == (_Forking.DEVNULL, _Forking.PIPE, _Forking.PIPE, True)
             python, unbuffered, option, module, *arguments = command
             assert (python, unbuffered, option) == (sys.executable, "-u", "-m"), command
             pipes = [os.pipe(), os.pipe()]

@@ -8,7 +8,7 @@ itself; so only places that a worker has sent something for are read and changed
 Between backward and the step, `p.grad` is the script's: it may clip, mask, or add to it. Numbers are read from `p.grad`
 itself, so a change where something was sent counts. Whether others may have changed is told by the tensor's version,
 which all of torch's operations raise; and since what goes through `p.grad.data` or NumPy does not, every 509th number
-is looked at. If either tells of a change, SGD makes the step, as it would have anyway.
+is looked at. If either tells of a change, the whole gradient counts, as it would have anyway.
 """
 
 from __future__ import annotations
@@ -35,19 +35,24 @@ class Landed:
         """For a sum that was just made."""
         return cls(gaps.clone(), total.data_ptr(), total._version)
 
-    def descend(self, parameter: nn.Parameter, rate: float) -> bool:
-        """Make the step of a parameter, unless its gradient is no longer what has landed: then SGD has to."""
+    def is_whole(self, parameter: nn.Parameter) -> bool:
+        """Whether a parameter's gradient is what has landed, as far as torch knows."""
         gradient = parameter.grad
-        if (
-            gradient is None
-            or (gradient.data_ptr(), gradient._version) != (self.address, self.version)
-            or not (gradient.is_contiguous() and parameter.is_contiguous())
-            or parameter.dtype != torch.float32
-        ):
-            return False
+        return (
+            gradient is not None
+            and (gradient.data_ptr(), gradient._version) == (self.address, self.version)
+            and gradient.is_contiguous()
+            and parameter.is_contiguous()
+            and parameter.dtype == torch.float32
+        )
+
+    def descend(self, parameter: nn.Parameter, rate: float) -> bool:
+        """Make SGD's step of a parameter; returns whether it was enough to look where numbers have landed."""
         messages, entries = self.gaps.shape
+        gradient = parameter.grad
+        assert gradient is not None
         with torch.no_grad():
-            done = sparse_descend(
+            if self.is_whole(parameter) and sparse_descend(
                 parameter.data_ptr(),
                 gradient.data_ptr(),
                 parameter.numel(),
@@ -55,7 +60,8 @@ class Landed:
                 self.gaps.data_ptr(),
                 entries,
                 messages,
-            )
-        if done:
-            increment_version(parameter)
-        return done
+            ):
+                increment_version(parameter)
+                return True
+            parameter.add_(gradient, alpha=-rate)
+        return False

@@ -107,6 +107,9 @@ class SparseCodec(Codec):
                 yield from self._sum_large(message, bucket, rooms, group)
                 summing.wait()
                 self._take_small(small, bucket, rooms)
+                everybodys = rooms.take("messages", message.size_bytes * group.size, torch.uint8)
+                for number, part in enumerate(large):
+                    self.land(part, _view(bucket, part), message.gaps(everybodys, group.size, number))
         else:
             for part in large:
                 self._drain(part, bucket, group)
@@ -164,8 +167,6 @@ class SparseCodec(Codec):
                 out = _view(bucket, part)
                 values, gaps = message.addresses(theirs, number)
                 sparse_add(out.data_ptr(), out.numel(), values, gaps, message.entries[number])
-        for number, part in enumerate(message.parts):
-            self.land(part, _view(bucket, part), message.gaps(everybodys, group.size, number))
 
     def _drain(self, part: Part, bucket: Bucket, group: EngineGroup) -> None:
         """Add all that was kept to the share. Momentum stays: nothing was delayed, so none of it is stale."""

@@ -11,7 +11,6 @@ over these: during its step they are away. So that other hooks see them, ours co
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from argosy.compress.descent import Landed
+from argosy.optim.step_hooks import StepHooks
 
 _TAKEN: Final = ("momentum", "dampening", "weight_decay")
 _Group = dict[str, Any]
@@ -37,28 +37,24 @@ class TakenOver:
         self._aside = _ASIDE.setdefault(optimizer, [])
         self._groups: dict[int, _Group] = {}
         self._landed: dict[str, Landed] = {}
-        self._away: list[tuple[nn.Parameter, Tensor | None]] = []
-        before = optimizer.register_step_pre_hook(
-            lambda _, arguments, words: self._take(len(arguments) > 1 or bool(words))
-        )
-        after = optimizer.register_step_post_hook(lambda *_: self._stepped())
-        self._hooks = [before, after, optimizer.register_state_dict_pre_hook(lambda *_: self._give_back())]
-        self._before_id = before.id
-        _in_order(optimizer._optimizer_step_post_hooks).move_to_end(after.id, last=False)
+        self._away: list[tuple[str, Tensor]] = []
+        self._hooks = StepHooks(optimizer, self._take, self._stepped)
+        self._saving = optimizer.register_state_dict_pre_hook(lambda *_: self._give_back())
         self.look()
 
     def close(self) -> None:
         """Leave the optimizer to itself."""
         self._give_back()
-        for hook in self._hooks:
-            hook.remove()
+        self._hooks.remove()
+        self._saving.remove()
 
     def look(self) -> None:
         """Learn which group each parameter is in: groups may be added, and are new objects when a state is loaded."""
         check_optimizer(self.optimizer)
         self._groups = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
-        _in_order(self.optimizer._optimizer_step_pre_hooks).move_to_end(self._before_id)
+        self._hooks.come_nearest()
         self._landed.clear()
+        self._away.clear()
 
     def meet(self, name: str, parameter: nn.Parameter) -> None:
         """The model has got another parameter of this name."""
@@ -109,39 +105,43 @@ class TakenOver:
         self._unused.clear()
         self._landed.clear()
 
+    def _take(self, has_closure: bool) -> None:
+        self._give_back()
+        self._bring_back()
+        self._groups = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
+        for group in self.optimizer.param_groups:
+            self._aside.append((group, {key: group[key] for key in _TAKEN}))
+            group.update(dict.fromkeys(_TAKEN, 0))
+        if has_closure or not self._hooks.are_nearest:
+            return  # closures, and hooks that are still to come, look at gradients
+        for name, landed in self._landed.items():
+            parameter = self._parameters[name]
+            if self.knows(name) and landed.is_whole(parameter) and parameter.grad is not None:
+                self._away.append((name, parameter.grad))
+                parameter.grad = None
+
     def _stepped(self) -> None:
-        for parameter, gradient in self._away:
-            parameter.grad = gradient
-        self._away.clear()
+        for name in self._bring_back():
+            parameter = self._parameters[name]
+            self._landed[name].descend(parameter, float(self._groups[id(parameter)]["lr"]))
         self._landed.clear()
         self._unused.clear()
         self._give_back()
 
-    def _take(self, has_closure: bool) -> None:
-        self._give_back()
+    def _bring_back(self) -> list[str]:
+        """Gradients that were away for a step, also for one that has raised."""
+        names = []
+        for name, gradient in self._away:
+            if self._parameters[name].grad is None:
+                self._parameters[name].grad = gradient
+                names.append(name)
         self._away.clear()
-        if not has_closure:  # which makes other gradients
-            self._descend()
-        for group in self.optimizer.param_groups:
-            self._aside.append((group, {key: group[key] for key in _TAKEN}))
-            group.update(dict.fromkeys(_TAKEN, 0))
-
-    def _descend(self) -> None:
-        for name, landed in self._landed.items():
-            parameter = self._parameters[name]
-            if self.knows(name) and landed.descend(parameter, float(self._groups[id(parameter)]["lr"])):
-                self._away.append((parameter, parameter.grad))
-                parameter.grad = None
+        return names
 
     def _give_back(self) -> None:
         for group, values in self._aside:
             group.update(values)
         self._aside.clear()
-
-
-def _in_order(hooks: dict[int, Any]) -> OrderedDict[int, Any]:
-    assert isinstance(hooks, OrderedDict)  # torch makes one of these, whatever it declares
-    return hooks
 
 
 def check_optimizer(optimizer: Optimizer) -> None:

@@ -2,8 +2,8 @@
 
 An optimizer's step is as fast as memory, and torch's default on a CPU reads and writes it several times: AdamW on 25
 million parameters takes 211 ms with it and 22 ms fused, SGD with momentum 28 and 16. (On GPUs torch chooses well.)
-Where a script says neither `foreach=` nor `fused=`, steps are fused here; SGD's result has the same bits, those of the
-others differ by rounding. What `optimizer.param_groups` says, checkpoints too, stays as it was: it says otherwise
+Where a script says neither `foreach=` nor `fused=`, steps are fused here; results differ by rounding, and those of SGD
+without momentum not at all. What `optimizer.param_groups` says, checkpoints too, stays as it was: it says otherwise
 only while the optimizer steps.
 """
 
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
+from argosy.optim.step_hooks import StepHooks
+
 _HAVE: Final = (SGD, Adam, AdamW, Adagrad)
 _CHOICES: Final = ("foreach", "fused", "differentiable", "capturable")
 
@@ -24,31 +26,36 @@ class Fused:
     """Fuses an optimizer's steps until it is closed. Other optimizers than torch's own are left alone."""
 
     def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
         self._fused: list[dict[str, Any]] = []
-        self._hooks = []
+        self._hooks: StepHooks | None = None
         if type(optimizer) in _HAVE:
-            self._hooks = [
-                optimizer.register_step_pre_hook(self._begin),
-                optimizer.register_step_post_hook(lambda *_: self._end()),
-                optimizer.register_state_dict_pre_hook(lambda *_: self._end()),
-            ]
+            self._hooks = StepHooks(optimizer, self._begin, self._stepped)
+            self._saving = optimizer.register_state_dict_pre_hook(lambda *_: self._end())
 
     def close(self) -> None:
         """Leave the optimizer to itself."""
         self._end()
-        for hook in self._hooks:
-            hook.remove()
+        if self._hooks is not None:
+            self._hooks.remove()
+            self._saving.remove()
 
-    def _begin(self, optimizer: Optimizer, arguments: tuple[Any, ...], words: dict[str, Any]) -> None:
+    def _begin(self, has_closure: bool) -> None:
         self._end()  # a step that has raised is followed by no hook
-        if len(arguments) > 1 or words:
-            return  # a closure makes gradients of its own, of whatever kind
-        for group in optimizer.param_groups:
+        assert self._hooks is not None
+        if has_closure or not self._hooks.are_nearest:
+            return  # closures, and hooks that are still to come, make gradients of whatever kind
+        for group in self._optimizer.param_groups:
             stepping = [parameter for parameter in group["params"] if parameter.grad is not None]
-            states = [optimizer.state.get(parameter, {}) for parameter in stepping]
+            states = [self._optimizer.state.get(parameter, {}) for parameter in stepping]
             if _is_open(group) and all(map(_suits, stepping, states)) and _began_together(states):
                 group["fused"] = True
                 self._fused.append(group)
+
+    def _stepped(self) -> None:
+        self._end()
+        assert self._hooks is not None
+        self._hooks.come_nearest()
 
     def _end(self) -> None:
         for group in self._fused:

@@ -139,7 +139,6 @@ class Training:
                 parallel.codec.attach(dict(parallel.model.named_parameters()), optimizer)
         if self._group.size == 1 and trained and (unused := make_codec(self._config.part(CompressConfig))):
             unused.check(optimizer)  # what several workers would refuse, one does too
-        self._leaving.callback(Fused(optimizer).close)
         self._add_rate(optimizer)
         decay = self._config.decay()
         if decay is not None:
@@ -152,6 +151,7 @@ class Training:
                 average = Average(model, decay).attach(optimizer)
                 self._leaving.callback(average.close)
                 self._averages.append(average)
+        self._leaving.callback(Fused(optimizer).close)
 
     def _attach_stages(self, optimizer: Optimizer) -> None:
         """Let an optimizer have what this worker holds of the model in stages that it trains."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from argosy import _native
 from argosy.compress.descent import Landed
+from argosy.compress.takeover import TakenOver
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -103,13 +104,44 @@ def replace(gradient: Tensor) -> None:
     ],
     ids=["torch", "data", "some rows of data", "numpy", "another memory"],
 )
-def test_a_gradient_that_was_changed_is_left_to_sgd(change: Callable[[Tensor], object]) -> None:
+def test_a_gradient_that_was_changed_counts_as_a_whole(change: Callable[[Tensor], object]) -> None:
     parameter, places = landed(50_000, 50, 2)
-    before = parameter.detach().clone()
     assert parameter.grad is not None
     change(parameter.grad)
+    expected = descended(parameter, 0.1)
     assert not places.descend(parameter, 0.1)
-    assert torch.equal(parameter.detach(), before)
+    assert torch.equal(parameter.detach(), expected)
+
+
+def test_a_step_that_raises_can_be_made_again() -> None:
+    parameter, places = landed(50_000, 50, 2)
+    small = nn.Parameter(torch.ones(3))
+    small.grad = torch.ones(3)
+    optimizer = torch.optim.SGD([parameter, small], lr=0.1, momentum=0.9)
+    taken = TakenOver({"large": parameter, "small": small}, optimizer)
+    taken.land("large", places)
+    expected, gradient = descended(parameter, 0.5), parameter.grad
+    optimizer.param_groups[0]["lr"] = "none"
+    with pytest.raises(TypeError):
+        optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.5  # as when a state is loaded between backward and step
+    optimizer.step()
+    assert torch.equal(parameter.detach(), expected)
+    assert torch.equal(small.detach(), torch.full((3,), 0.5))
+    assert parameter.grad is gradient
+    assert optimizer.param_groups[0]["momentum"] == 0.9
+
+
+def test_a_hook_that_has_just_come_sees_all_gradients() -> None:
+    parameter, places = landed(50_000, 50, 2)
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    taken = TakenOver({"large": parameter}, optimizer)
+    taken.land("large", places)
+    expected, seen = descended(parameter, 0.1), []
+    optimizer.register_step_pre_hook(lambda *_: seen.append(parameter.grad is not None))
+    optimizer.step()
+    assert seen == [True]
+    assert torch.equal(parameter.detach(), expected)
 
 
 def test_what_is_not_a_number_reaches_the_parameter() -> None:

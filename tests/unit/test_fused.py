@@ -141,15 +141,41 @@ def test_momentum_of_a_layer_that_joins_later(seen: Seen) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
 
 
-def test_a_step_that_raises_leaves_no_trace_in_checkpoints() -> None:
+def test_a_step_that_raises_leaves_no_trace_in_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     Fused(optimizer)
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **words: object) -> None:
         raise RuntimeError("no step today")
 
-    optimizer.register_step_pre_hook(fail)
+    monkeypatch.setattr(torch, "_fused_sgd_", fail)
     with pytest.raises(RuntimeError, match="no step today"):
         step(model, optimizer, 0)
     assert optimizer.state_dict()["param_groups"][0]["fused"] is None
+
+
+def test_hooks_of_the_script_come_first_and_see_its_own_choice(seen: Seen) -> None:
+    """One that gives zeros to parameters without a gradient decides whether momentum begins for all at once."""
+    models = [net(), net()]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in models]
+    Fused(optimizers[0])
+    told: list[object] = []
+
+    def give_zeros(optimizer: Optimizer, *_: object) -> None:
+        told.append(optimizer.param_groups[0]["fused"])
+        for parameter in optimizer.param_groups[0]["params"]:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    for number in range(4):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            if number == 2:
+                optimizer.register_step_pre_hook(give_zeros)
+                optimizer.register_step_post_hook(lambda each, *_: told.append(each.param_groups[0]["fused"]))
+            model[0].requires_grad_(number > 2)
+            step(model, optimizer, number)
+    assert len(seen.steps) == 3
+    assert set(told) == {None}
+    for mine, theirs in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
