@@ -31,6 +31,7 @@ from argosy.parallel.memory import memory_variables
 
 OURS, DDP, SILENT, ALONE = "Argosy", "DDP on Gloo", "two workers that do not talk", "one worker"
 DDP_FUSED = "DDP on Gloo, with a fused optimizer"
+ADAMW = "MLP of 25 M parameters, batch 16, AdamW"
 IN_STEP = "two that only wait for each other"
 PRECISION, FULL, SHORT = "bf16 against fp32, GPT of 10 M parameters", "Argosy, fp32", "Argosy, bf16"
 LESSONS = 100
@@ -111,6 +112,24 @@ def _twice(slower: Row | None, faster: Row | None) -> Value | None:
     return Value(*(2 * (part or 0) for part in (found.value, found.p10, found.p90)))
 
 
+def adamw(report: Report, plan: Plan, quick: bool) -> None:
+    """An optimizer whose step takes longer than all the rest, unless it is fused."""
+    operation, peer = {"model": "mlp", "batch": 16, "optimizer": "adamw"}, ddp()
+    entries = [
+        Entry(OURS, argosy(), [SUBJECTS[1].size], operation),
+        Entry(DDP, peer, [SUBJECTS[1].size], operation),
+        Entry(DDP_FUSED, peer, [SUBJECTS[1].size], {**operation, "fused": True}),
+    ]
+    rows, notes = measure(ADAMW, entries, [Place()] * 2, replace(plan, launches=1))
+    report.add(rows, notes)
+
+
+def claims_of_adamw(report: Report) -> Iterator[Claim]:
+    """Against DDP as its tutorial has it."""
+    peer, ours = (report.find(ADAMW, name, SUBJECTS[1].size) for name in (DDP, OURS))
+    yield versus(f"{ADAMW}: steps per second, against {DDP}", peer, ours, 1.5)
+
+
 def exposed(report: Report, plan: Plan, quick: bool) -> None:
     """What communication adds to a step: see [Note: exposed]."""
     for subject in SUBJECTS:
@@ -187,6 +206,7 @@ def claims_of_balance(report: Report) -> Iterator[Claim]:
 
 PARTS = {
     "steps": Part(steps, claims_of_steps),
+    "adamw": Part(adamw, claims_of_adamw),
     "exposed": Part(exposed, claims_of_exposed),
     "precision": Part(precision, claims_of_precision),
     "balance": Part(balance, claims_of_balance),

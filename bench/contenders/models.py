@@ -192,6 +192,8 @@ def step_of(job: Task, model: nn.Module, optimizer: torch.optim.Optimizer) -> Ca
     return step
 
 
-def optimizer_of(model: nn.Module, fused: bool | None = None) -> torch.optim.Optimizer:
+def optimizer_of(model: nn.Module, name: str = "sgd", fused: bool | None = None) -> torch.optim.Optimizer:
     """What the benchmarks train with; `fused` as the script of a user who knows of it has it."""
+    if name == "adamw":
+        return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused)
     return torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, fused=fused)

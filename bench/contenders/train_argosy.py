@@ -23,7 +23,8 @@ Wanted = dict[str, Any]
 def steps_of(wanted: Wanted, fleet: argosy.Fleet) -> Callable[[], None]:
     """Steps of a model on one batch; together with the other workers unless it is `alone`, or only `in_step`."""
     job = task(wanted["model"], wanted["batch"], fleet.rank)
-    model, optimizer = job.model, optimizer_of(job.model, True if wanted.get("alone") else None)
+    model, name = job.model, wanted.get("optimizer", "sgd")
+    optimizer = optimizer_of(model, name, True if wanted.get("alone") else None)
     if not wanted.get("alone"):
         model, optimizer = fleet.distribute(model, optimizer)
     step = step_of(job, model, optimizer)

@@ -19,7 +19,7 @@ def main() -> None:
     def make(wanted: dict[str, Any]) -> Operation:
         job = task(wanted["model"], wanted["batch"], seat.rank)
         model = DistributedDataParallel(job.model, gradient_as_bucket_view=True)
-        optimizer = optimizer_of(model, wanted.get("fused"))
+        optimizer = optimizer_of(model, wanted.get("optimizer", "sgd"), wanted.get("fused"))
         return Operation(step_of(job, model, optimizer), dist.barrier)
 
     serve(seat, make, leave=dist.destroy_process_group)
