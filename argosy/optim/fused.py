@@ -1,7 +1,7 @@
 """Steps in one pass: torch's fused optimizers, where the script leaves the choice to torch.
 
-An optimizer's step is as fast as memory, and torch's default on a CPU reads and writes it several times: AdamW on 25
-million parameters takes 211 ms with it and 22 ms fused, SGD with momentum 28 and 16. (On GPUs torch chooses well.)
+An optimizer's step is as fast as memory, and torch's default on a CPU reads and writes it several times: fused steps
+do once (`bench/data_parallel.py --only adamw` measures what that is worth). On GPUs torch chooses well by itself.
 Where a script says neither `foreach=` nor `fused=`, steps are fused here; results differ by rounding, and those of SGD
 without momentum not at all. What `optimizer.param_groups` says, checkpoints too, stays as it was: it says otherwise
 only while the optimizer steps.
@@ -19,7 +19,6 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from argosy.optim.step_hooks import StepHooks
 
 _HAVE: Final = (SGD, Adam, AdamW, Adagrad)
-_CHOICES: Final = ("foreach", "fused", "differentiable", "capturable")
 
 
 class Fused:
@@ -65,9 +64,8 @@ class Fused:
 
 def _is_open(group: dict[str, Any]) -> bool:
     """Whether the script has chosen nothing that decides how a step is made."""
-    return not any(group.get(choice) for choice in _CHOICES) and (
-        group["fused"] is None and group["foreach"] is None and not isinstance(group["lr"], Tensor)
-    )
+    asked = group["differentiable"] or group.get("capturable") or isinstance(group["lr"], Tensor)
+    return group["fused"] is None and group["foreach"] is None and not asked
 
 
 def _suits(parameter: Tensor, state: Mapping[str, Any]) -> bool:
