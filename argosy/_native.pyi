@@ -31,6 +31,9 @@ def reduce(op: str, dtype: str, out: int, sources: list[int], count: int, isa: s
 def instruction_sets() -> list[str]:
     """The instruction sets that `reduce` can use on this CPU, best first. All give the same bits."""
 
+def tiles_are_hidden() -> bool:
+    """Whether this CPU has tiles (AMX) whose shape it does not tell, as in some virtual machines."""
+
 def quantised_record(bits: int) -> tuple[int, int]:
     """The numbers in a block that is quantised with `bits` (8, 4 or 1), and the bytes of its record."""
 

@@ -14,6 +14,7 @@ from argosy.control.job import Job
 from argosy.fleet import Fleet
 from argosy.observe.folder import new_run_folder
 from argosy.parallel.memory import give_freed_memory_back, keep_freed_memory
+from argosy.optim.tiles import avoid_hidden_tiles
 from argosy.ps.config import PsConfig
 from argosy.ps.served import Served
 from argosy.strategy import Strategy
@@ -33,6 +34,7 @@ def init(strategy: Strategy | str | Path | None = None, *, run_folder: str | Pat
     job = Job.from_environment(os.environ)
     chosen = Strategy.agreed(strategy, job.strategy)
     chosen.check_workers(job.world, job.servers)
+    avoid_hidden_tiles()
     (give_freed_memory_back if chosen.stage else keep_freed_memory)()
     with ExitStack() as leaving:
         group = join_world(job, chosen.part(CommConfig), leaving)

@@ -26,6 +26,7 @@ from crew import Contender, Crew, Place
 from harness import Claim, Report, Row, Value, claim, in_time, ratio, spread, versus
 from rounds import Entry, Plan, measure
 from suite import Part, main
+from tiles import TOLD, tiles_told
 
 from argosy.parallel.memory import memory_variables
 
@@ -62,11 +63,11 @@ SUBJECTS = (
 )
 
 
-def argosy(name: str = OURS, strategy: str = "") -> Contender:
-    """Us, with a strategy."""
+def argosy(name: str = OURS, strategy: str = "", **others: str) -> Contender:
+    """Us, with a strategy, and other variables of the environment."""
     runs = tempfile.mkdtemp(prefix="argosy-bench-")
     environment = {"ARGOSY_SECRET": secrets.token_hex(32), "BENCH_RUNS": runs, "BENCH_STRATEGY": strategy}
-    environment |= memory_variables(os.environ)  # as `argosy run` sets it
+    environment |= memory_variables(os.environ) | others  # the former as `argosy run` sets it
     return Contender(name, "train_argosy.py", environment=environment)
 
 
@@ -158,7 +159,9 @@ def claims_of_exposed(report: Report) -> Iterator[Claim]:
 def precision(report: Report, plan: Plan, quick: bool) -> None:
     """The GPT in fp32 and in bf16: its steps, and what it learns of a text."""
     subject = SUBJECTS[-1]
-    crews = {FULL: argosy(FULL), SHORT: argosy(SHORT, "precision=bf16")}
+    told = tiles_told()
+    crews = {FULL: argosy(FULL, **told), SHORT: argosy(SHORT, "precision=bf16", **told)}
+    report.extra["tiles told"] = bool(told)
     operation = {"model": subject.name, "batch": subject.batch}
     entries = [Entry(name, crew, [subject.size], operation) for name, crew in crews.items()]
     rows, notes = measure(PRECISION, entries, [Place()] * 2, plan)
@@ -170,8 +173,8 @@ def precision(report: Report, plan: Plan, quick: bool) -> None:
             answers = ranks.ask(lesson, 0, 4 if quick else LESSONS, deadline_seconds=900)
             losses[name] = statistics.mean(answer["loss"] for answer in answers)
     report.extra["losses"] = losses
-    told = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items())
-    report.notes.append(f"the loss of the GPT after {LESSONS} steps on a text: {told}")
+    learnt = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items())
+    report.notes.append(f"the loss of the GPT after {LESSONS} steps on a text: {learnt}")
 
 
 def claims_of_precision(report: Report) -> Iterator[Claim]:
@@ -183,7 +186,7 @@ def claims_of_precision(report: Report) -> Iterator[Claim]:
         faster = replace(
             faster, detail=f"{faster.detail}; this CPU has neither AMX nor AVX512-BF16, as the target has it"
         )
-    yield faster
+    yield replace(faster, detail=f"{faster.detail}; {TOLD}") if report.extra.get("tiles told") else faster
     losses = report.extra.get("losses")
     off = Value(abs(losses[SHORT] / losses[FULL] - 1)) if losses else None
     yield claim(f"{PRECISION}: difference of the loss after {LESSONS} steps", off, 0.01, "%", at_most=True)

@@ -17,6 +17,7 @@
 #include "giver.h"
 #include "guard.h"
 #include "reduce.h"
+#include "tiles.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -80,6 +81,9 @@ Runs without the GIL. `isa` names the instruction set to use, for tests; the def
 
   m.def("instruction_sets", &argosy::instruction_sets,
         "The instruction sets that `reduce` can use on this CPU, best first. All give the same bits.");
+
+  m.def("tiles_are_hidden", &argosy::tiles_are_hidden,
+        "Whether this CPU has tiles (AMX) whose shape it does not tell, as in some virtual machines.");
 
   m.def(
       "copy_around",

@@ -4,6 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from argosy.optim.tiles import avoid_hidden_tiles
+
+avoid_hidden_tiles()  # as `argosy.init` would, for tests that compute in 16 bits without it
+
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

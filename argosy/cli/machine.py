@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from argosy import _native
 from argosy.control.network import ipv4_of
+from argosy.optim.tiles import ADVICE
 
 _ENOUGH_FILES: Final = 4096
 
@@ -31,7 +32,7 @@ def facts() -> Iterator[Fact]:
     yield Fact("argosy", importlib.metadata.version("argosy"))
     yield Fact("torch", importlib.metadata.version("torch"))
     yield _cores()
-    yield Fact("instructions", ", ".join(_native.instruction_sets()))
+    yield Fact("instructions", ", ".join(_native.instruction_sets()), ADVICE if _native.tiles_are_hidden() else "")
     yield _memory()
     yield shared_memory()
     yield files(*resource.getrlimit(resource.RLIMIT_NOFILE))

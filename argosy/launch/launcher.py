@@ -34,6 +34,7 @@ from argosy.launch.worker import Worker
 from argosy.observe.events import Event, record_end
 from argosy.observe.folder import events_file, log_file, new_run_folder
 from argosy.parallel.memory import memory_variables
+from argosy.optim.tiles import tile_variables
 from argosy.ps.config import PsConfig
 from argosy.ps.staleness import Staleness
 from argosy.strategy import ConfigError
@@ -163,7 +164,7 @@ class Launcher:
             for name, value in os.environ.items()
             if not name.startswith("ARGOSY_") or name == "ARGOSY_HOST_ID"
         }
-        environment |= threads | memory_variables(os.environ)
+        environment |= threads | memory_variables(os.environ) | tile_variables(os.environ)
         interface = interface_towards(*parse_address(address))
         if interface is not None:
             environment.setdefault("GLOO_SOCKET_IFNAME", interface)

@@ -16,11 +16,13 @@ import warnings
 import torch
 from torch import Tensor
 
+from argosy._native import tiles_are_hidden
+
 
 @functools.cache
 def attend_in_full() -> torch.library.Library | None:
     """Set the rule, if this CPU wants it; it holds as long as what is returned, which is kept."""
-    if torch.cpu.get_capabilities().get("amx_tile"):
+    if torch.cpu.get_capabilities().get("amx_tile") and not tiles_are_hidden():
         return None
     rules = torch.library.Library("aten", "IMPL", "AutocastCPU")
     with warnings.catch_warnings():  # that a rule is replaced is the purpose

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from argosy.optim.attention import attend_in_full
+from argosy.optim.tiles import warn_of_hidden_tiles
 
 _SHORT = (torch.float16, torch.bfloat16)
 
@@ -72,6 +73,7 @@ def autocast_forward(model: nn.Module, dtype: torch.dtype, guard: Callable[[], N
     device = next((parameter.device.type for parameter in model.parameters()), "cpu")
     if device == "cpu":
         attend_in_full()
+        warn_of_hidden_tiles()
     return Autocast(model, AutocastForward(model.forward, device, dtype, guard))
 
 
