@@ -264,9 +264,8 @@ class Attending(nn.Module):
         return seen.transpose(1, 2).reshape(2, 8, 16)
 
 
-@pytest.mark.skipif(bool(torch.cpu.get_capabilities().get("amx_tile")), reason="AMX is faster in bf16")
 @pytest.mark.parametrize("kind", ["causal", "added", "chosen"])
-def test_without_amx_attention_is_computed_in_fp32_and_told_in_bf16(kind: str) -> None:
+def test_attention_to_few_positions_is_computed_in_fp32_and_told_in_bf16(kind: str) -> None:
     torch.manual_seed(0)
     masks = {"causal": None, "added": torch.randn(8, 8), "chosen": torch.ones(8, 8, dtype=torch.bool).tril()}
     mask = masks[kind]
