@@ -13,8 +13,8 @@ from argosy.comm.world import join_world
 from argosy.control.job import Job
 from argosy.fleet import Fleet
 from argosy.observe.folder import new_run_folder
-from argosy.parallel.memory import give_freed_memory_back, keep_freed_memory
 from argosy.optim.tiles import avoid_hidden_tiles
+from argosy.parallel.memory import give_freed_memory_back, keep_freed_memory
 from argosy.ps.config import PsConfig
 from argosy.ps.served import Served
 from argosy.strategy import Strategy

@@ -33,8 +33,8 @@ from argosy.launch.threads import thread_variables
 from argosy.launch.worker import Worker
 from argosy.observe.events import Event, record_end
 from argosy.observe.folder import events_file, log_file, new_run_folder
-from argosy.parallel.memory import memory_variables
 from argosy.optim.tiles import tile_variables
+from argosy.parallel.memory import memory_variables
 from argosy.ps.config import PsConfig
 from argosy.ps.staleness import Staleness
 from argosy.strategy import ConfigError

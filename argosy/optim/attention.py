@@ -20,7 +20,6 @@ from torch import Tensor
 
 from argosy._native import tiles_are_hidden
 
-
 _MANY_POSITIONS: Final = 512
 
 

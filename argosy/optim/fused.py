@@ -73,10 +73,18 @@ def _suits(parameter: Tensor, state: Mapping[str, Any]) -> bool:
     gradient = parameter.grad
     if gradient is None or gradient.layout != torch.strided or type(parameter) not in (nn.Parameter, Tensor):
         return False
-    numbers = (parameter, gradient, *(kept for kept in state.values() if isinstance(kept, Tensor) and kept.dim()))
-    return parameter.dtype in (torch.float32, torch.float64) and all(
-        each.is_cpu and each.is_contiguous() and each.dtype == parameter.dtype for each in numbers
-    )
+    dtype = parameter.dtype
+    if dtype is not torch.float32 and dtype is not torch.float64:
+        return False
+    for each in (parameter, gradient, *state.values()):
+        # What is a number for the whole tensor, a count of steps say, may lie anywhere.
+        if (
+            isinstance(each, Tensor)
+            and (each.dim() or each is parameter)
+            and not (each.is_cpu and each.is_contiguous() and each.dtype is dtype)
+        ):
+            return False
+    return True
 
 
 def _began_together(states: Sequence[Mapping[str, Any]]) -> bool:

@@ -33,6 +33,7 @@ class Place(ABC):
         self.name, self.parameter = name, parameter
         self.part = Part(name, tuple(parameter.shape), begin, begin + parameter.numel())
         self.holds = False  # whether a gradient of this step, or several added up, is here
+        self.arrived = False  # whether one has come in this pass
 
     def take(self, weight: float | None) -> None:
         """Add the parameter's gradient, if there is one, times `weight` (or as it is), to what is here.
@@ -40,12 +41,11 @@ class Place(ABC):
         A worker without a sample adds nothing, whatever its gradients are: NaN, most likely.
         """
         grad = self.parameter.grad
-        with torch.no_grad():
-            if grad is not None and grad.layout == torch.strided and weight != 0:  # sparse ones go another way
-                self._add(grad.detach(), weight)
-                self.holds = True
-            elif not self.holds:
-                self._clear()
+        if grad is not None and grad.layout == torch.strided and weight != 0:  # sparse ones go another way
+            self._add(grad.detach(), weight)
+            self.holds = True
+        elif not self.holds:
+            self._clear()
 
     @abstractmethod
     def give(self) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from argosy.comm.group import Group
-from argosy.parallel.replicas import broadcast_tensor
+from argosy.parallel.replicas import broadcast_tensor, modules_of
 
 
 class Buffers:
@@ -28,17 +28,24 @@ class Buffers:
 
     def all(self) -> list[Tensor]:
         """Every buffer that may drift. Layers count their batches alike on all workers: that need not be told."""
-        counters = {id(layer.num_batches_tracked) for layer in self._norm_layers()}
-        return [buffer for buffer in self._model.buffers() if id(buffer) not in counters]
+        return self._look()[0]
 
     def changed(self) -> list[bool]:
         """Which of them have changed here since `note`. Running statistics change without a new version."""
-        learning = [layer for layer in self._norm_layers() if layer.training]
-        running = {id(value) for layer in learning for value in (layer.running_mean, layer.running_var)}
-        return [id(b) in running or self._known.get(id(b), (b, -1))[1] != b._version for b in self.all()]
+        buffers, running = self._look()
+        return [id(b) in running or self._known.get(id(b), (b, -1))[1] != b._version for b in buffers]
 
-    def _norm_layers(self) -> list[_NormBase]:
-        return [module for module in self._model.modules() if isinstance(module, _NormBase)]
+    def _look(self) -> tuple[list[Tensor], set[int]]:
+        """All buffers but counters, each once, and the ids of those that are statistics of a layer that learns."""
+        found: dict[int, Tensor] = {}
+        counters, running = set[int](), set[int]()
+        for module in modules_of(self._model):
+            found |= {id(buffer): buffer for buffer in module._buffers.values() if buffer is not None}
+            if isinstance(module, _NormBase):
+                counters.add(id(module.num_batches_tracked))
+                if module.training:
+                    running |= {id(module.running_mean), id(module.running_var)}
+        return [buffer for number, buffer in found.items() if number not in counters], running
 
     def note(self) -> None:
         """They are the same on all workers now."""

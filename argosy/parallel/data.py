@@ -31,6 +31,7 @@ from argosy.comm.engine import EngineGroup
 from argosy.comm.group import Group
 from argosy.compress.codec import Codec
 from argosy.data.cursor import Cursor
+from argosy.parallel.buckets import Place
 from argosy.parallel.buffers import Buffers, average
 from argosy.parallel.config import ReducerConfig
 from argosy.parallel.hooks import Hook
@@ -38,7 +39,7 @@ from argosy.parallel.meeting import Meeting
 from argosy.parallel.nothing import tolerate_empty_batches
 from argosy.parallel.passes import Member, SharedPasses, at_end_of_pass
 from argosy.parallel.reducer import Reducer
-from argosy.parallel.replicas import broadcast_tensor, make_alike
+from argosy.parallel.replicas import broadcast_tensor, make_alike, modules_of
 from argosy.parallel.sparse import sum_sparse
 from argosy.parallel.sync_batchnorm import Forward, synchronise_statistics
 
@@ -70,6 +71,8 @@ class DataParallel(Member):
         self._aside: dict[nn.Parameter, Tensor] = {}  # of these, what batches before the last one of a step have given
         self._passes = passes or SharedPasses(group)
         self._begun: tuple[int, int] | None = None  # the step that batches are being added up for
+        self._closes, self._pass_weight = True, cast(float | None, None)  # of the pass under way
+        self._seen: list[tuple[int, bool]] = []  # the model's parameters when it was last looked through
         self._strangers: list[nn.Parameter] = []  # that the model did not have when replicas were made alike
         self._quiet = False
         self._quiet_passes: set[int] = set()
@@ -117,7 +120,12 @@ class DataParallel(Member):
             self._quiet = before
 
     def _listen(self) -> None:
+        """Look for parameters that are new, gone, frozen or thawed."""
         self._passes.look()
+        seen = self._parameters_now()
+        if seen == self._seen:
+            return
+        self._seen = seen
         named = {parameter: name for name, parameter in self.model.named_parameters()}
         for parameter, name in named.items():
             if parameter.requires_grad and parameter not in self._listening:
@@ -127,6 +135,12 @@ class DataParallel(Member):
         if self._weighing:
             self._weigh_as_they_come()
         self._lay_out()
+
+    def _parameters_now(self) -> list[tuple[int, bool]]:
+        """All parameters, by id, and whether they want gradients."""
+        modules = modules_of(self.model)
+        own = (parameter for module in modules for parameter in module._parameters.values())
+        return [(id(parameter), parameter.requires_grad) for parameter in own if parameter is not None]
 
     def _listen_to(self, parameter: nn.Parameter, name: str) -> None:
         self._listening[parameter] = name
@@ -165,15 +179,14 @@ class DataParallel(Member):
         if self._quiet:
             at_end_of_pass(self._quiet_passes, self._cursor.keep_loss)
             return
-        if self._passes.reach(self, self._cursor.closes):
+        if self._passes.reach(self, self._cursor):
             self._begin()
         if self.reducer is None or parameter.grad is None:
             return
-        closes = self._cursor.closes
-        if parameter.grad.layout == torch.strided and parameter in self._sparse:
+        if self._sparse and parameter in self._sparse and parameter.grad.layout == torch.strided:
             parameter.grad = parameter.grad.to_sparse(1)  # as other passes' are: it has no place in a bucket
         if parameter.grad.layout == torch.strided:
-            self.reducer.add(cast(nn.Parameter, parameter), self._weight(), last=closes)
+            self.reducer.add(cast(nn.Parameter, parameter), self._pass_weight, last=self._closes)
         elif self._accumulate > 1:
             self._put_aside(cast(nn.Parameter, parameter))
 
@@ -189,6 +202,7 @@ class DataParallel(Member):
     def _begin(self) -> None:
         """The first gradient of a pass has come."""
         at = self._cursor.at
+        self._closes, self._pass_weight = self._cursor.closes, self._weight()
         if self._accumulate > 1 and at is None:
             raise RuntimeError(
                 f"accumulate={self._accumulate} adds up batches of a distributed DataLoader, and this backward pass is "
@@ -228,30 +242,39 @@ class DataParallel(Member):
         self._aside.clear()
         used = reducer.finish(self._weight())
         parameters, buffers = list(self._listening), self._buffers.all()
-        dense = [parameter in used for parameter in parameters]
         sparse = [_is_sparse(parameter.grad, self._listening[parameter]) for parameter in parameters]
-        users = iter(self._meeting.exchange([*dense, *sparse, *self._buffers.changed()]))
-        dense_users = {parameter: next(users) for parameter in parameters}
-        sparse_users = {parameter: next(users) for parameter in parameters}
-        for place in reducer.places:
-            # A codec may bring what it has kept of earlier steps.
-            if self.codec is not None and self.codec.keeps and dense_users[place.parameter]:
-                self._used.add(place.parameter)
-            if dense_users[place.parameter] or place.parameter in self._used:
-                place.give()
-            elif not sparse_users[place.parameter]:
-                place.parameter.grad = None  # what a worker without a sample may have made of nothing
-        for parameter in (parameter for parameter in parameters if sparse_users[parameter]):
-            self._sum_sparse(parameter, alone=not dense_users[parameter])
+        users = self._meeting.exchange([*used, *sparse, *self._buffers.changed()])
+        dense_users, users = users[: len(used)], users[len(used) :]
+        sparse_users, changed = users[: len(sparse)], users[len(sparse) :]
+        dense_of = list(zip(reducer.places, dense_users, strict=True))
+        sparse_of = {parameter: by for parameter, by in zip(parameters, sparse_users, strict=True) if by}
+        self._give(dense_of, sparse_of)
         # Through `data`: a graph that is kept for another backward pass may hold the buffer, at the version it has.
-        average([buffer.data for buffer in buffers if next(users)], self._cursor.part(self._group.size), self._group)
+        moved = [buffer.data for buffer, by in zip(buffers, changed, strict=True) if by]
+        average(moved, self._cursor.part(self._group.size), self._group)
         self._buffers.note()
         self._weighs_each = False
         for parameter in self._strangers:  # all workers have got them at the same place in the script
             broadcast_tensor(parameter, self._group)
         self._strangers.clear()
         reducer.settle_order()
-        self._lay_out()
+        if sparse_of or self._parameters_now() != self._seen:
+            self._lay_out()
+
+    def _give(self, dense_of: list[tuple[Place, float]], sparse_of: dict[nn.Parameter, float]) -> None:
+        """Let gradients be their sums, where anybody had one; how many had is told with each."""
+        for place, users in dense_of:
+            # A codec may bring what it has kept of earlier steps.
+            if self.codec is not None and self.codec.keeps and users:
+                self._used.add(place.parameter)
+            if users or (self._used and place.parameter in self._used):
+                place.give()
+            elif place.parameter not in sparse_of:
+                place.parameter.grad = None  # what a worker without a sample may have made of nothing
+        if sparse_of:
+            dense = {place.parameter for place, users in dense_of if users}
+            for parameter in sparse_of:
+                self._sum_sparse(parameter, alone=parameter not in dense)
 
     def _weight(self) -> float | None:
         """What gradients are multiplied by before they are added up; None if all workers count the same."""

@@ -125,7 +125,7 @@ class Divided(Member):
 
     def _entered(self, _: Tensor) -> None:
         """A backward pass reaches the model's output."""
-        if not self._quiet and self._passes.reach(self, self._cursor.closes):
+        if not self._quiet and self._passes.reach(self, self._cursor):
             self._aside.begin()
 
     def _whole(self) -> list[nn.Parameter]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from argosy.comm.group import Group
+from argosy.data.cursor import Cursor
 from argosy.parallel.hooks import Hook
 
 _NONE: Final = -1  # no backward pass is under way
@@ -110,12 +111,14 @@ class SharedPasses:
         """Whether gradients may be reduced before a pass has ended."""
         return len(self._members) == 1
 
-    def reach(self, member: Member, closes: bool) -> bool:
+    def reach(self, member: Member, cursor: Cursor) -> bool:
         """A gradient of a model has come; whether it is the model's first in this pass.
 
-        `closes` if workers meet when the pass has ended.
+        Workers meet when the pass has ended, if the batch that the cursor is at closes a step.
         """
-        at_end_of_pass(self._running, lambda: self._end(closes))
+        if _this_pass() not in self._running:
+            closes = cursor.closes
+            at_end_of_pass(self._running, lambda: self._end(closes))
         first, member.touched = not member.touched, True
         return first
 
@@ -129,10 +132,12 @@ class SharedPasses:
                     member.aborted()
 
     def _end(self, closes: bool) -> None:
-        taking = torch.tensor([float(member.touched) for member in self._members])
+        taking = [float(member.touched) for member in self._members]
         if closes and not self.has_one_model:
-            self._group.all_reduce(taking, "max")
-        for member, takes_part in zip(list(self._members), taking.tolist(), strict=True):
+            anywhere = torch.tensor(taking)
+            self._group.all_reduce(anywhere, "max")
+            taking = anywhere.tolist()
+        for member, takes_part in zip(list(self._members), taking, strict=True):
             member.touched = False
             if takes_part:
                 member.ended()

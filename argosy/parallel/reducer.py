@@ -45,20 +45,15 @@ class Reducer:
         self._turns = Turns()  # that thread's
         self._fillings: list[Filling] = []
         self._places: dict[nn.Parameter, tuple[Filling, Place]] = {}
-        self._arrived: dict[nn.Parameter, None] = {}  # in this pass, in order
+        self.places: list[Place] = []  # of all parameters, in the order of the buckets
+        self._arrivals: list[nn.Parameter] | None = []  # of the first pass, in order; None when the order is settled
         self._started: list[Callable[[], object]] = []  # what to call to wait for each bucket
-        self._ordered = False
         self._averages = False
 
     def close(self) -> None:
         """End the thread."""
         if self._thread is not None:
             self._thread.shutdown()
-
-    @property
-    def places(self) -> list[Place]:
-        """All parameters' places, in the order of the buckets."""
-        return [place for filling in self._fillings for place in filling.places]
 
     def lay_out(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
         """Make buckets for these parameters. Before a first pass has shown the order, the last ones come first."""
@@ -70,36 +65,38 @@ class Reducer:
             if place.parameter in held:
                 place.view.copy_(held[place.parameter])
                 place.holds = True
-        self._ordered = False
+        self._arrivals = []
 
     def add(self, parameter: nn.Parameter, weight: float | None, last: bool) -> None:
         """A gradient has come; `last` if its sum is wanted in this pass, and not only kept.
 
         Without a `weight`, on any worker, gradients are averaged; with one they are multiplied by it and added up.
         """
-        if parameter in self._arrived:
+        filling, place = self._places[parameter]
+        if place.arrived:
             raise RuntimeError(
-                f"the gradient of {self._places[parameter][1].name} has come twice in one backward pass, as when "
+                f"the gradient of {place.name} has come twice in one backward pass, as when "
                 f"reentrant checkpointing uses a parameter in several places; use checkpoint(..., use_reentrant=False)"
             )
         self._averages = weight is None
-        filling, place = self._places[parameter]
         place.take(weight)
         if not last:
             parameter.grad = None
-        else:
-            self._arrived[parameter] = None
-            filling.missing -= 1
-            if self.overlap:
-                self._start(whole=True)
+            return
+        place.arrived = True
+        if self._arrivals is not None:
+            self._arrivals.append(parameter)
+        filling.missing -= 1
+        if self.overlap and not filling.missing:
+            self._start(whole=True)
 
-    def finish(self, weight: float | None) -> set[nn.Parameter]:
-        """Sum what is left. All sums are there on return; tells which parameters this worker had a gradient for."""
+    def finish(self, weight: float | None) -> list[bool]:
+        """Sum what is left. All sums are there on return; tells for each place whether this worker had a gradient."""
         self._averages = weight is None
         for place in self.places:
-            if place.parameter not in self._arrived:
+            if not place.arrived:
                 place.take(weight)
-        used = {place.parameter for place in self.places if place.holds}
+        used = [place.holds for place in self.places]
         self._start(whole=False)
         self._wait()
         self.drop()
@@ -108,9 +105,10 @@ class Reducer:
     def abort(self) -> None:
         """Forget a pass that has failed. What it has started is waited for: the others have started it too."""
         self._wait()
-        for parameter in self._arrived:
-            parameter.grad = None  # the engine may have written into it after the script has cleared it
-        self._arrived.clear()
+        for place in self.places:
+            if place.arrived:
+                place.parameter.grad = None  # the engine may have written into it after the script has cleared it
+        self._forget_arrivals()
         if self._codec is not None:
             self._codec.abort()
         self.drop()
@@ -122,17 +120,25 @@ class Reducer:
 
     def settle_order(self) -> None:
         """After a pass: cut the buckets anew if gradients came in another order than they have. All call it."""
-        arrived, self._arrived = self._arrived, {}
-        if self._ordered:
+        arrivals = self._arrivals
+        self._forget_arrivals()
+        if arrivals is None:
             return
-        self._ordered = True
+        self._arrivals = None
         places = self.places
         numbers = {place.parameter: number for number, place in enumerate(places)}
-        absent = [number for parameter, number in numbers.items() if parameter not in arrived]
-        order = torch.tensor([*(numbers[parameter] for parameter in arrived), *absent])
+        came = set(arrivals)
+        absent = [number for parameter, number in numbers.items() if parameter not in came]
+        order = torch.tensor([*(numbers[parameter] for parameter in arrivals), *absent])
         self._group.broadcast(order)
         if order.tolist() != list(range(len(places))):
             self._make([(places[number].name, places[number].parameter) for number in order.tolist()])
+
+    def _forget_arrivals(self) -> None:
+        for place in self.places:
+            place.arrived = False
+        if self._arrivals is not None:
+            self._arrivals = []
 
     def _make(self, named: list[tuple[str, nn.Parameter]]) -> None:
         self._fillings = lay_out(
@@ -144,6 +150,7 @@ class Reducer:
             codec_weighs=self._codec is not None and self._codec.weighs,
         )
         self._places = {place.parameter: (filling, place) for filling in self._fillings for place in filling.places}
+        self.places = [place for filling in self._fillings for place in filling.places]
 
     def _start(self, whole: bool) -> None:
         while len(self._started) < len(self._fillings):

@@ -62,7 +62,7 @@ def watch(wanted: Wanted, fleet: argosy.Fleet) -> Operation:
     finish = Reducer.finish
     times: list[list[float]] = []  # of each step: when sums were awaited, when they were there, its end, other threads
 
-    def watched(reducer: Reducer, weight: float | None) -> set[torch.nn.Parameter]:
+    def watched(reducer: Reducer, weight: float | None) -> list[bool]:
         times.append([time.monotonic()])
         used = finish(reducer, weight)
         times[-1].append(time.monotonic())
