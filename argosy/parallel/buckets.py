@@ -30,7 +30,7 @@ class Place(ABC):
     view: Tensor
 
     def __init__(self, name: str, parameter: nn.Parameter, begin: int = 0) -> None:
-        self.name, self.parameter = name, parameter
+        self.name, self.parameter, self.dtype = name, parameter, parameter.dtype
         self.part = Part(name, tuple(parameter.shape), begin, begin + parameter.numel())
         self.holds = False  # whether a gradient of this step, or several added up, is here
         self.arrived = False  # whether one has come in this pass

@@ -9,7 +9,7 @@ not always that number.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -27,30 +27,44 @@ class Buffers:
         self.note()
 
     def all(self) -> list[Tensor]:
-        """Every buffer that may drift. Layers count their batches alike on all workers: that need not be told."""
+        """Every buffer that may drift, but the counters."""
         return self._look()[0]
+
+    def counters(self) -> list[Tensor]:
+        """How many batches each layer has seen: mostly the same on all workers, and a number to compare."""
+        return self._look()[2]
 
     def changed(self) -> list[bool]:
         """Which of them have changed here since `note`. Running statistics change without a new version."""
-        buffers, running = self._look()
+        buffers, running, _ = self._look()
         return [id(b) in running or self._known.get(id(b), (b, -1))[1] != b._version for b in buffers]
 
-    def _look(self) -> tuple[list[Tensor], set[int]]:
-        """All buffers but counters, each once, and the ids of those that are statistics of a layer that learns."""
+    def _look(self) -> tuple[list[Tensor], set[int], list[Tensor]]:
+        """All buffers but counters, each once, the ids of those that are statistics of a layer that learns; counters."""
         found: dict[int, Tensor] = {}
-        counters, running = set[int](), set[int]()
+        counters: dict[int, Tensor] = {}
+        running = set[int]()
         for module in modules_of(self._model):
             found |= {id(buffer): buffer for buffer in module._buffers.values() if buffer is not None}
             if isinstance(module, _NormBase):
-                counters.add(id(module.num_batches_tracked))
+                if module.num_batches_tracked is not None:
+                    counters[id(module.num_batches_tracked)] = module.num_batches_tracked
                 if module.training:
                     running |= {id(module.running_mean), id(module.running_var)}
-        return [buffer for number, buffer in found.items() if number not in counters], running
+        others = [buffer for number, buffer in found.items() if number not in counters]
+        return others, running, list(counters.values())
 
     def note(self) -> None:
         """They are the same on all workers now."""
         # The buffers are held, too: a module may assign another one, which must not be taken for the one before.
         self._known = {id(buffer): (buffer, buffer._version) for buffer in self.all()}
+
+
+def agree_on_counts(counters: Sequence[Tensor], totals: Sequence[float], workers: int) -> None:
+    """Where workers have counted differently, as around a branch that some take, all get the mean, rounded down."""
+    for counter, total in zip(counters, totals, strict=True):
+        if total != workers * int(counter):
+            counter.fill_(int(total) // workers)
 
 
 def average(tensors: Iterable[Tensor], weight: float, group: Group) -> None:

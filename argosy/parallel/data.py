@@ -20,7 +20,7 @@ the loader says which of k batches closes the step; until then the sum waits in 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import cast
 
 import torch
@@ -32,16 +32,17 @@ from argosy.comm.group import Group
 from argosy.compress.codec import Codec
 from argosy.data.cursor import Cursor
 from argosy.parallel.buckets import Place
-from argosy.parallel.buffers import Buffers, average
+from argosy.parallel.buffers import Buffers, agree_on_counts, average
 from argosy.parallel.config import ReducerConfig
 from argosy.parallel.hooks import Hook
 from argosy.parallel.meeting import Meeting
 from argosy.parallel.nothing import tolerate_empty_batches
 from argosy.parallel.passes import Member, SharedPasses, at_end_of_pass
 from argosy.parallel.reducer import Reducer
-from argosy.parallel.replicas import broadcast_tensor, make_alike, modules_of
+from argosy.parallel.replicas import broadcast_tensor, make_alike
 from argosy.parallel.sparse import sum_sparse
 from argosy.parallel.sync_batchnorm import Forward, synchronise_statistics
+from argosy.parallel.trained import Trained
 
 
 class DataParallel(Member):
@@ -65,15 +66,12 @@ class DataParallel(Member):
         self._meeting = Meeting(group, cursor, number)
         self._used: set[nn.Parameter] = set()  # by anyone, in any step, if there is a codec
         self._hooks: list[RemovableHandle | Forward] = []
-        self._listening: dict[nn.Parameter, str] = {}
-        self._hooked: set[nn.Parameter] = set()
         self._sparse: set[nn.Parameter] = set()  # whose gradients have been sparse
         self._aside: dict[nn.Parameter, Tensor] = {}  # of these, what batches before the last one of a step have given
         self._passes = passes or SharedPasses(group)
         self._begun: tuple[int, int] | None = None  # the step that batches are being added up for
         self._closes, self._pass_weight = True, cast(float | None, None)  # of the pass under way
-        self._seen: list[tuple[int, bool]] = []  # the model's parameters when it was last looked through
-        self._strangers: list[nn.Parameter] = []  # that the model did not have when replicas were made alike
+        self._keeps_frozen = False  # whether buckets have parameters that were frozen on the way
         self._quiet = False
         self._quiet_passes: set[int] = set()
         self._weighs_each = False  # whether gradients are weighted as they come: see [Note: accumulating]
@@ -93,9 +91,8 @@ class DataParallel(Member):
             if config.sync_batchnorm:
                 self._hooks += synchronise_statistics(model, engine, lambda: cursor.share(group.size))
         self._passes.join(self)
-        self._known = set(model.parameters())
-        self._owners = dict(model.named_parameters())  # who was listened to last, by name
-        self._listen()
+        self._trained = Trained(model, self._arrived, codec.meet if codec is not None else lambda *_: None)
+        self._lay_out()
         # A frozen parameter may be unfrozen during training: look again at every forward pass.
         self._hooks.append(model.register_forward_pre_hook(Hook(lambda *_: self._listen())))
 
@@ -103,6 +100,7 @@ class DataParallel(Member):
         """Listen no more: the model is the script's alone again."""
         for hook in (*self._hooks, *self._weighing.values()):
             hook.remove()
+        self._trained.close()
         self._passes.leave(self)
         if self.reducer is not None:
             self.reducer.close()
@@ -120,43 +118,15 @@ class DataParallel(Member):
             self._quiet = before
 
     def _listen(self) -> None:
-        """Look for parameters that are new, gone, frozen or thawed."""
+        """A forward pass begins."""
         self._passes.look()
-        seen = self._parameters_now()
-        if seen == self._seen:
-            return
-        self._seen = seen
-        named = {parameter: name for name, parameter in self.model.named_parameters()}
-        for parameter, name in named.items():
-            if parameter.requires_grad and parameter not in self._listening:
-                self._listen_to(parameter, name)
-        for parameter in self._listening.keys() - named.keys():  # its layer was replaced
-            del self._listening[parameter]
-        if self._weighing:
-            self._weigh_as_they_come()
-        self._lay_out()
-
-    def _parameters_now(self) -> list[tuple[int, bool]]:
-        """All parameters, by id, and whether they want gradients."""
-        modules = modules_of(self.model)
-        own = (parameter for module in modules for parameter in module._parameters.values())
-        return [(id(parameter), parameter.requires_grad) for parameter in own if parameter is not None]
-
-    def _listen_to(self, parameter: nn.Parameter, name: str) -> None:
-        self._listening[parameter] = name
-        if parameter not in self._hooked:
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))
-            self._hooked.add(parameter)
-        if parameter not in self._known:
-            self._strangers.append(parameter)
-            self._known.add(parameter)
-        if self._owners.get(name) is not parameter:
-            self._owners[name] = parameter
-            if self.codec is not None:
-                self.codec.meet(name, parameter)
+        if self._trained.look():
+            if self._weighs_each:
+                self._weigh_as_they_come()
+            self._lay_out()
 
     def _weigh_as_they_come(self) -> None:
-        for parameter in self._listening:
+        for parameter in self._trained.names:
             if parameter.requires_grad and parameter not in self._weighing:
                 self._weighing[parameter] = parameter.register_hook(self._weighed)
 
@@ -168,14 +138,21 @@ class DataParallel(Member):
         return gradient * weight if weight else torch.zeros_like(gradient)
 
     def _lay_out(self) -> None:
-        if self.reducer is not None:
-            dense = [(name, p) for p, name in self._listening.items() if p.requires_grad and p not in self._sparse]
-            self.reducer.lay_out(dense)
+        """Make buckets for what is trained now. In a step that is open, what was frozen since has a gradient still."""
+        if self.reducer is None:
+            return
+        is_open = self._weighs_each or self._begun is not None
+        dense = [
+            (name, parameter)
+            for parameter, name in self._trained.names.items()
+            if parameter not in self._sparse
+            and (parameter.requires_grad or (is_open and self.reducer.has(parameter)))
+        ]
+        self._keeps_frozen = not all(parameter.requires_grad for _, parameter in dense)
+        self.reducer.lay_out(dense)
 
     def _arrived(self, parameter: Tensor) -> None:
         """A gradient is there."""
-        if parameter not in self._listening:
-            return  # of a layer that the model has no more
         if self._quiet:
             at_end_of_pass(self._quiet_passes, self._cursor.keep_loss)
             return
@@ -186,7 +163,8 @@ class DataParallel(Member):
         if self._sparse and parameter in self._sparse and parameter.grad.layout == torch.strided:
             parameter.grad = parameter.grad.to_sparse(1)  # as other passes' are: it has no place in a bucket
         if parameter.grad.layout == torch.strided:
-            self.reducer.add(cast(nn.Parameter, parameter), self._pass_weight, last=self._closes)
+            if self.reducer.has(parameter):  # or it is late: see `_catch_up`
+                self.reducer.add(cast(nn.Parameter, parameter), self._pass_weight, last=self._closes)
         elif self._accumulate > 1:
             self._put_aside(cast(nn.Parameter, parameter))
 
@@ -194,7 +172,7 @@ class DataParallel(Member):
         """Add a sparse gradient, weighted, to those of the step's other batches."""
         grad, share = parameter.grad, self._cursor.share(self._group.size)
         assert grad is not None
-        if _is_sparse(grad, self._listening[parameter]) and share:
+        if _is_sparse(grad, self._trained.names[parameter]) and share:
             held = self._aside.get(parameter)
             self._aside[parameter] = grad * share if held is None else held + grad * share
         parameter.grad = None
@@ -228,8 +206,13 @@ class DataParallel(Member):
         if not self._cursor.closes:
             self._cursor.keep_loss()
         elif self.reducer is not None:
-            with self._cursor.waiting():
-                self._reduce(self.reducer)
+            try:
+                with self._cursor.waiting():
+                    self._reduce(self.reducer)
+            except Exception:
+                with suppress(Exception):  # the first one counts
+                    self.aborted()
+                raise
         else:
             losses, reporters = self._cursor.take_losses()
             self._cursor.mean_loss = losses / reporters if reporters else None
@@ -240,26 +223,46 @@ class DataParallel(Member):
         for parameter, gradient in self._aside.items():
             parameter.grad = gradient
         self._aside.clear()
-        used = reducer.finish(self._weight())
-        parameters, buffers = list(self._listening), self._buffers.all()
-        sparse = [_is_sparse(parameter.grad, self._listening[parameter]) for parameter in parameters]
-        users = self._meeting.exchange([*used, *sparse, *self._buffers.changed()])
-        dense_users, users = users[: len(used)], users[len(used) :]
-        sparse_users, changed = users[: len(sparse)], users[len(sparse) :]
-        dense_of = list(zip(reducer.places, dense_users, strict=True))
-        sparse_of = {parameter: by for parameter, by in zip(parameters, sparse_users, strict=True) if by}
+        used, places = reducer.finish(self._weight()), list(reducer.places)
+        is_late = self._catch_up(reducer)
+        names, buffers, counters = self._trained.names, self._buffers.all(), self._buffers.counters()
+        sparse = [_is_sparse(parameter.grad, name) for parameter, name in names.items()]
+        flags = [*used, *sparse, *self._buffers.changed(), *(int(counter) for counter in counters)]
+        users = iter(self._meeting.exchange(flags))
+        dense_of = [(place, next(users)) for place in places]
+        sparse_of = {parameter: by for parameter in names if (by := next(users))}
         self._give(dense_of, sparse_of)
         # Through `data`: a graph that is kept for another backward pass may hold the buffer, at the version it has.
-        moved = [buffer.data for buffer, by in zip(buffers, changed, strict=True) if by]
+        moved = [buffer.data for buffer in buffers if next(users)]
         average(moved, self._cursor.part(self._group.size), self._group)
+        agree_on_counts(counters, list(users), self._group.size)
         self._buffers.note()
-        self._weighs_each = False
-        for parameter in self._strangers:  # all workers have got them at the same place in the script
+        self._weighs_each, self._begun = False, None
+        for parameter in self._trained.strangers:  # all workers have got them at the same place in the script
             broadcast_tensor(parameter, self._group)
-        self._strangers.clear()
+        self._trained.strangers.clear()
         reducer.settle_order()
-        if sparse_of or self._parameters_now() != self._seen:
+        if sparse_of or is_late or self._keeps_frozen:
             self._lay_out()
+
+    def _catch_up(self, reducer: Reducer) -> bool:
+        """Average gradients of parameters that no bucket has; whether the model has changed since its last forward.
+
+        They were thawed or added in the meantime, or the script goes past the model's own forward.
+        """
+        if not self._trained.look():
+            return False
+        wanted = (parameter for parameter in self._trained.names if parameter.requires_grad)
+        late = [parameter for parameter in wanted if parameter not in self._sparse and not reducer.has(parameter)]
+        dense = [parameter.grad is not None and parameter.grad.layout == torch.strided for parameter in late]
+        users = torch.tensor([float(here) for here in dense])
+        self._group.all_reduce(users)
+        gradients = [p.grad if here else torch.zeros_like(p) for p, here in zip(late, dense, strict=True)]
+        average([gradient.data for gradient in gradients if gradient is not None], self._share(), self._group)
+        for parameter, gradient, by in zip(late, gradients, users.tolist(), strict=True):
+            if by:
+                parameter.grad = gradient
+        return True
 
     def _give(self, dense_of: list[tuple[Place, float]], sparse_of: dict[nn.Parameter, float]) -> None:
         """Let gradients be their sums, where anybody had one; how many had is told with each."""
@@ -267,9 +270,11 @@ class DataParallel(Member):
             # A codec may bring what it has kept of earlier steps.
             if self.codec is not None and self.codec.keeps and users:
                 self._used.add(place.parameter)
-            if users or (self._used and place.parameter in self._used):
+            if place.parameter in sparse_of and not users:
+                self._used.discard(place.parameter)  # it goes another way from now on
+            elif users or (self._used and place.parameter in self._used):
                 place.give()
-            elif place.parameter not in sparse_of:
+            else:
                 place.parameter.grad = None  # what a worker without a sample may have made of nothing
         if sparse_of:
             dense = {place.parameter for place, users in dense_of if users}
@@ -285,7 +290,7 @@ class DataParallel(Member):
         return 1 / self._group.size if self._weighs_each else self._cursor.share(self._group.size)
 
     def _sum_sparse(self, parameter: nn.Parameter, alone: bool) -> None:
-        name = self._listening[parameter]
+        name = self._trained.names[parameter]
         if not alone:
             raise RuntimeError(f"the gradient of {name} is sparse on some workers and dense on others")
         if self.codec is not None and self.codec.takes_over:

@@ -57,7 +57,8 @@ class Reducer:
 
     def lay_out(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
         """Make buckets for these parameters. Before a first pass has shown the order, the last ones come first."""
-        if self._places.keys() == {parameter for _, parameter in named}:
+        fits = all(place.dtype == place.parameter.dtype for place in self.places)
+        if fits and self._places.keys() == {parameter for _, parameter in named}:
             return
         held = {place.parameter: place.view.clone() for place in self.places if place.holds}
         self._make(list(reversed(named)))
@@ -67,6 +68,10 @@ class Reducer:
                 place.holds = True
         self._arrivals = []
 
+    def has(self, parameter: Tensor) -> bool:
+        """Whether a bucket has a place for it."""
+        return parameter in self._places
+
     def add(self, parameter: nn.Parameter, weight: float | None, last: bool) -> None:
         """A gradient has come; `last` if its sum is wanted in this pass, and not only kept.
 
@@ -75,8 +80,9 @@ class Reducer:
         filling, place = self._places[parameter]
         if place.arrived:
             raise RuntimeError(
-                f"the gradient of {place.name} has come twice in one backward pass, as when "
-                f"reentrant checkpointing uses a parameter in several places; use checkpoint(..., use_reentrant=False)"
+                f"the gradient of {place.name} has come twice in one backward pass, as when reentrant checkpointing "
+                f"uses a parameter in several places (use checkpoint(..., use_reentrant=False)), or when a pass has "
+                f"failed and another one follows without a call of the model, which would forget it"
             )
         self._averages = weight is None
         place.take(weight)

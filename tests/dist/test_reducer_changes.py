@@ -178,3 +178,113 @@ def check_copies(place: Place) -> None:
 
 def test_a_model_may_be_copied_and_pickled() -> None:
     run(check_copies, 2)
+
+
+def through_its_parts(model: nn.Module, x: Tensor) -> Tensor:
+    """The loss of a model whose own forward is never called."""
+    y = x
+    for part in model.children():
+        y = part(y)
+    return y.square().mean()
+
+
+def check_thawed_without_a_forward(place: Place) -> None:
+    both = Together(place, net())
+    for step in range(4):
+        for model in (both.model, both.alone):
+            if step == 1:
+                model[0].requires_grad_(False)  # it was listened to before
+            if step == 2:
+                model[0].requires_grad_(True)
+        if step == 3:  # and one that nobody has listened to
+            for model in (both.model, both.alone):
+                torch.manual_seed(8)
+                model[0] = nn.Linear(model[0].in_features, model[0].out_features)
+        both.backward(through_its_parts if step else squares, batch(step)[: sum(both.shares)], step=step)
+        both.check()
+        both.zero_grad()
+
+
+def test_parameters_that_change_are_noticed_though_the_model_is_never_called() -> None:
+    run(check_thawed_without_a_forward, 2)
+
+
+def check_frozen_in_an_open_step(place: Place, accumulate: int) -> None:
+    both = Together(place, net())
+    both.parallel.close()
+    both.parallel = DataParallel(both.model, both.group, both.cursor, 0, TINY, accumulate=accumulate)
+    for step in range(3):
+        for number in range(2):
+            both.begin(merged=16 if accumulate > 1 else None, closes=number == 1 or accumulate == 1, step=number)
+            part = batch(number + step)[: sum(both.shares)]
+            if number == 0 and accumulate == 1:
+                with both.parallel.no_sync():
+                    squares(both.model, both.mine(part)).backward()
+            else:
+                squares(both.model, both.mine(part)).backward()
+            (squares(both.alone, part) * (0.5 if accumulate > 1 else 1)).backward()
+            for model in (both.model, both.alone):
+                model[0].requires_grad_(step != 1 or number == 1)
+        both.check()
+        both.zero_grad()
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_layer_frozen_while_batches_are_added_up_keeps_what_it_has(accumulate: int) -> None:
+    run(check_frozen_in_an_open_step, 2, accumulate)
+
+
+def check_another_type(place: Place) -> None:
+    both = Together(place, net())
+    for step in range(3):
+        whole = batch(step)[: sum(both.shares)]
+        if step:
+            both.model.double(), both.alone.double()
+        both.backward(squares, whole.double() if step else whole, step=step)
+        both.check()
+        both.zero_grad()
+
+
+def test_a_model_may_change_its_type() -> None:
+    run(check_another_type, 2)
+
+
+class Branching(nn.Module):
+    """A norm that only some workers' batches go through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.first, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor, through: bool) -> Tensor:
+        y = self.first(x)
+        return self.norm(y) if through else y
+
+
+def check_counters(place: Place) -> None:
+    both = Together(place, Branching())
+    for step in range(4):
+        both.begin(step=step)
+        both.model(torch.randn(6, 4), through=place.rank == 0 or step == 3).square().mean().backward()
+        both.zero_grad()
+    counts = both.group.all_gather(both.model.norm.num_batches_tracked.reshape(1))
+    assert len({int(count) for count in counts}) == 1
+
+
+def test_layers_that_count_differently_agree() -> None:
+    run(check_counters, 2)
+
+
+def check_dense_then_sparse(place: Place) -> None:
+    both = Together(place, Tied(), codec=Telling())
+    for step, is_tied in enumerate([True, False, True]):
+        both.model.is_tied = both.alone.is_tied = is_tied
+        ids = torch.randint(0, 50, (sum(both.shares), 3), generator=torch.Generator().manual_seed(step))
+        both.backward(squares, ids, step=step)
+        both.check()
+        both.zero_grad()
+
+
+def test_a_gradient_that_a_codec_has_seen_may_become_sparse() -> None:
+    run(check_dense_then_sparse, 2)
