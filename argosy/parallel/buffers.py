@@ -40,7 +40,7 @@ class Buffers:
         return [id(b) in running or self._known.get(id(b), (b, -1))[1] != b._version for b in buffers]
 
     def _look(self) -> tuple[list[Tensor], set[int], list[Tensor]]:
-        """All buffers but counters, each once, the ids of those that are statistics of a layer that learns; counters."""
+        """All buffers but counters, once each; ids of those that are statistics of a layer that learns; counters."""
         found: dict[int, Tensor] = {}
         counters: dict[int, Tensor] = {}
         running = set[int]()

@@ -121,9 +121,9 @@ class DataParallel(Member):
         """A forward pass begins."""
         self._passes.look()
         if self._trained.look():
-            if self._weighs_each:
-                self._weigh_as_they_come()
             self._lay_out()
+        if self._weighs_each:
+            self._weigh_as_they_come()
 
     def _weigh_as_they_come(self) -> None:
         for parameter in self._trained.names:
@@ -145,8 +145,7 @@ class DataParallel(Member):
         dense = [
             (name, parameter)
             for parameter, name in self._trained.names.items()
-            if parameter not in self._sparse
-            and (parameter.requires_grad or (is_open and self.reducer.has(parameter)))
+            if parameter not in self._sparse and (parameter.requires_grad or (is_open and self.reducer.has(parameter)))
         ]
         self._keeps_frozen = not all(parameter.requires_grad for _, parameter in dense)
         self.reducer.lay_out(dense)
@@ -156,8 +155,10 @@ class DataParallel(Member):
         if self._quiet:
             at_end_of_pass(self._quiet_passes, self._cursor.keep_loss)
             return
+        gradient = parameter.grad
         if self._passes.reach(self, self._cursor):
             self._begin()
+            parameter.grad = gradient  # which was taken for one of a pass before, if that has failed
         if self.reducer is None or parameter.grad is None:
             return
         if self._sparse and parameter in self._sparse and parameter.grad.layout == torch.strided:

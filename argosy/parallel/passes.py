@@ -9,6 +9,7 @@ models took part, and these are reduced in the order in which they were distribu
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
 from torch.utils.hooks import RemovableHandle
 
 from argosy.comm.group import Group
@@ -44,6 +46,19 @@ def _this_pass() -> int:
     autograd: Any = torch._C
     number: int = autograd._current_graph_task_id()
     return number
+
+
+def _passes_of_this_thread() -> int:
+    """How many backward passes this thread is in: more than one, if one runs another, as reentrant checkpointing does.
+
+    None, if hooks run on a thread of autograd's own, as those of GPUs do.
+    """
+    running = _engine_run_backward.__code__
+    frame, found = inspect.currentframe(), 0
+    while frame is not None:
+        found += frame.f_code is running
+        frame = frame.f_back
+    return found
 
 
 class Passes:
@@ -117,6 +132,8 @@ class SharedPasses:
         Workers meet when the pass has ended, if the batch that the cursor is at closes a step.
         """
         if _this_pass() not in self._running:
+            if self._running and _passes_of_this_thread() == 1:
+                self._forget()
             closes = cursor.closes
             at_end_of_pass(self._running, lambda: self._end(closes))
         first, member.touched = not member.touched, True
@@ -125,11 +142,15 @@ class SharedPasses:
     def look(self) -> None:
         """A forward pass begins. If no backward pass is under way, those that have not ended have failed."""
         if self._running and _this_pass() == _NONE:
-            self._running.clear()
-            for member in self._members:
-                if member.touched:
-                    member.touched = False
-                    member.aborted()
+            self._forget()
+
+    def _forget(self) -> None:
+        """Passes that have not ended have failed."""
+        self._running.clear()
+        for member in self._members:
+            if member.touched:
+                member.touched = False
+                member.aborted()
 
     def _end(self, closes: bool) -> None:
         taking = [float(member.touched) for member in self._members]

@@ -80,9 +80,8 @@ class Reducer:
         filling, place = self._places[parameter]
         if place.arrived:
             raise RuntimeError(
-                f"the gradient of {place.name} has come twice in one backward pass, as when reentrant checkpointing "
-                f"uses a parameter in several places (use checkpoint(..., use_reentrant=False)), or when a pass has "
-                f"failed and another one follows without a call of the model, which would forget it"
+                f"the gradient of {place.name} has come twice in one backward pass, as when "
+                f"reentrant checkpointing uses a parameter in several places; use checkpoint(..., use_reentrant=False)"
             )
         self._averages = weight is None
         place.take(weight)

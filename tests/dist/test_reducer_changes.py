@@ -288,3 +288,33 @@ def check_dense_then_sparse(place: Place) -> None:
 
 def test_a_gradient_that_a_codec_has_seen_may_become_sparse() -> None:
     run(check_dense_then_sparse, 2)
+
+
+def check_after_a_failure(place: Place, again: bool) -> None:
+    both = Together(place, net())
+
+    def fail(gradient: Tensor) -> Tensor:
+        raise ValueError("boom")
+
+    for step in range(3):
+        if step == 1:
+            both.begin(step=step)
+            loss = through_its_parts(both.model, both.mine(batch(step)[: sum(both.shares)]))
+            hook = both.model[0].weight.register_hook(fail)
+            with pytest.raises(ValueError, match="boom"):
+                loss.backward(retain_graph=True)
+            hook.remove()
+            both.model.zero_grad()
+            if not again:
+                continue
+            loss.backward()
+            through_its_parts(both.alone, batch(step)[: sum(both.shares)]).backward()
+        else:
+            both.backward(through_its_parts, batch(step)[: sum(both.shares)], step=step)
+        both.check()
+        both.zero_grad()
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_failed_pass_is_forgotten_though_the_model_is_never_called(again: bool) -> None:
+    run(check_after_a_failure, 2, again)
