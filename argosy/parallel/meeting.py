@@ -20,7 +20,7 @@ class Meeting:
         self._group, self._cursor, self._number = group, cursor, number
 
     def exchange(self, flags: Sequence[float]) -> list[float]:
-        """How many workers raise each flag, or the sum of a number; the cursor gets the mean loss, which comes along."""
+        """How many workers raise each flag, or the sum of a number; the cursor gets the mean loss, which comes too."""
         losses, reporters = self._cursor.take_losses()
         at = self._cursor.at
         place = [self._number, *((at.epoch, at.step) if at else (-1, -1))]
