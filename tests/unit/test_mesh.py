@@ -78,9 +78,10 @@ def test_every_worker_has_a_place_and_neighbours_are_as_near_as_can_be(sizes: Si
     mesh = Mesh.of(sizes, hosts[: sizes.workers])
     places = [mesh.place(rank) for rank in range(sizes.workers)]
     assert len(set(places)) == sizes.workers
-    assert {mesh.reader(rank) for rank in range(sizes.workers)} == set(range(mesh.readers))
+    readers = [mesh.reader(rank) for rank in range(sizes.workers)]
+    assert set(readers) == set(range(mesh.readers))
     for rank, place in enumerate(places):
-        same = [other for other in range(sizes.workers) if mesh.reader(other) == mesh.reader(rank)]
+        same = [other for other in range(sizes.workers) if readers[other] == readers[rank]]
         assert len(same) == sizes.tensor * sizes.pipeline
         assert all(places[other][1:3] == place[1:3] for other in same)
     groups = [mesh.order[begin : begin + sizes.tensor] for begin in range(0, sizes.workers, sizes.tensor)]
