@@ -79,8 +79,8 @@ class Tables:
 
     def add_model(self, model: nn.Module) -> None:
         """Let the rows of a model's embeddings live in the job's store; give all workers the same dense parameters."""
-        self._names |= {parameter: name for name, parameter in model.named_parameters()}
         if self._served is not None and self._config.dense == "server":
+            self._names |= {parameter: name for name, parameter in model.named_parameters()}
             make_alike(model, self._group)
             for hook in tolerate_empty_batches(model, lambda: self._cursor.samples == 0):
                 self._leaving.callback(hook.remove)

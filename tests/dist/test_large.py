@@ -187,3 +187,27 @@ def test_models_in_stages_are_trained_one_after_the_other() -> None:
     first, second = (line.split()[-4:] for line in done.out.splitlines() if "losses" in line)
     assert first == second == sorted(first, reverse=True)
     assert "refused: an optimizer trains several models that are cut into stages" in done.out
+
+
+LETTING_GO = """
+import gc, weakref
+import torch
+from torch import nn
+import argosy
+
+fleet = argosy.init()
+net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+wholes = [weakref.ref(parameter) for parameter in net.parameters()]
+optimizer = torch.optim.AdamW(net.parameters())
+model, optimizer = fleet.distribute(net, optimizer)
+gc.collect()
+print("still there:", sum(whole() is not None for whole in wholes))
+"""
+
+
+@pytest.mark.parametrize("strategy", ["shard_stage=2", "shard_stage=3", "tensor=2"])
+def test_a_divided_model_is_held_whole_by_nobody(tmp_path: Path, strategy: str) -> None:
+    script = tmp_path / "letting_go.py"
+    script.write_text(LETTING_GO)
+    done = succeed([*FORKED, "run", "--workers", "2", "--strategy", strategy, script])
+    assert done.out.count("still there: 0") == 2, done.out
