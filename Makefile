@@ -19,7 +19,7 @@ demo: $(VENV)/.ready  ## train a small CNN with 1 worker, then with 2, and compa
 
 test: $(VENV)/.ready  ## run all tests
 	$(call say,running the tests)
-	@$(BIN)/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 bench: $(VENV)/.ready  ## measure us and the peers into bench/results (as root: between hosts too); CLAIMS=data_parallel, say
 	$(call say,measuring $(CLAIMS))
