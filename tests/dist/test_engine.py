@@ -237,7 +237,7 @@ def shared_memory_comes_back(place: Place) -> bool:
 
 
 def test_shared_memory_comes_back_with_its_tensor_and_outlives_the_group() -> None:
-    assert run(shared_memory_comes_back, 1, deadline_seconds=110) == [True]
+    assert run(shared_memory_comes_back, 1) == [True]
 
 
 def fork_and_go_on(place: Place) -> bool:
