@@ -6,6 +6,7 @@ same, with the missing word put in by a library that is preloaded (`tiles.c`).
 
 from __future__ import annotations
 
+import atexit
 import shutil
 import subprocess
 import tempfile
@@ -22,7 +23,9 @@ def tiles_told() -> dict[str, str]:
     compiler = shutil.which("cc")
     if not tiles_are_hidden() or "cpuid_fault" not in flags or compiler is None:
         return {}
-    library = Path(tempfile.mkdtemp(prefix="argosy-bench-")) / "tiles.so"
+    folder = tempfile.mkdtemp(prefix="argosy-bench-")
+    atexit.register(shutil.rmtree, folder)
+    library = Path(folder) / "tiles.so"
     source = Path(__file__).with_suffix(".c")
     subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
     return {"LD_PRELOAD": str(library)}

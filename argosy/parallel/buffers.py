@@ -9,7 +9,7 @@ not always that number.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -27,32 +27,23 @@ class Buffers:
         self.note()
 
     def all(self) -> list[Tensor]:
-        """Every buffer that may drift, but the counters."""
+        """Every buffer, once."""
         return self._look()[0]
-
-    def counters(self) -> list[Tensor]:
-        """How many batches each layer has seen: mostly the same on all workers, and a number to compare."""
-        return self._look()[2]
 
     def changed(self) -> list[bool]:
         """Which of them have changed here since `note`. Running statistics change without a new version."""
-        buffers, running, _ = self._look()
+        buffers, running = self._look()
         return [id(b) in running or self._known.get(id(b), (b, -1))[1] != b._version for b in buffers]
 
-    def _look(self) -> tuple[list[Tensor], set[int], list[Tensor]]:
-        """All buffers but counters, once each; ids of those that are statistics of a layer that learns; counters."""
+    def _look(self) -> tuple[list[Tensor], set[int]]:
+        """All buffers, once each, and the ids of those that are statistics of a layer that learns."""
         found: dict[int, Tensor] = {}
-        counters: dict[int, Tensor] = {}
         running = set[int]()
         for module in modules_of(self._model):
             found |= {id(buffer): buffer for buffer in module._buffers.values() if buffer is not None}
-            if isinstance(module, _NormBase):
-                if module.num_batches_tracked is not None:
-                    counters[id(module.num_batches_tracked)] = module.num_batches_tracked
-                if module.training:
-                    running |= {id(module.running_mean), id(module.running_var)}
-        others = [buffer for number, buffer in found.items() if number not in counters]
-        return others, running, list(counters.values())
+            if isinstance(module, _NormBase) and module.training:
+                running |= {id(module.running_mean), id(module.running_var)}
+        return list(found.values()), running
 
     def note(self) -> None:
         """They are the same on all workers now."""
@@ -60,25 +51,17 @@ class Buffers:
         self._known = {id(buffer): (buffer, buffer._version) for buffer in self.all()}
 
 
-def agree_on_counts(counters: Sequence[Tensor], totals: Sequence[float], workers: int) -> None:
-    """Where workers have counted differently, as around a branch that some take, all get the mean, rounded down."""
-    for counter, total in zip(counters, totals, strict=True):
-        if total != workers * int(counter):
-            counter.fill_(int(total) // workers)
-
-
 def average(tensors: Iterable[Tensor], weight: float, group: Group) -> None:
-    """The mean of tensors, weighted, in one exchange for each type of number; of whole numbers rank 0's."""
+    """The mean of tensors, weighted; of whole numbers rank 0's. One exchange for each type of number."""
     by_type: dict[torch.dtype, list[Tensor]] = defaultdict(list)
     for tensor in tensors:
         by_type[tensor.dtype].append(tensor)
     for dtype, members in by_type.items():
-        if not dtype.is_floating_point:
-            for member in members:
-                broadcast_tensor(member, group)
-            continue
         flat = torch.cat([member.reshape(-1).cpu() for member in members])
-        flat = flat.mul_(weight) if weight else flat.zero_()
-        group.all_reduce(flat)
+        if dtype.is_floating_point:
+            flat = flat.mul_(weight) if weight else flat.zero_()
+            group.all_reduce(flat)
+        else:
+            broadcast_tensor(flat, group)
         for member, part in zip(members, flat.split([member.numel() for member in members]), strict=True):
             member.copy_(part.view_as(member))

@@ -32,7 +32,7 @@ from argosy.comm.group import Group
 from argosy.compress.codec import Codec
 from argosy.data.cursor import Cursor
 from argosy.parallel.buckets import Place
-from argosy.parallel.buffers import Buffers, agree_on_counts, average
+from argosy.parallel.buffers import Buffers, average
 from argosy.parallel.config import ReducerConfig
 from argosy.parallel.hooks import Hook
 from argosy.parallel.meeting import Meeting
@@ -226,17 +226,15 @@ class DataParallel(Member):
         self._aside.clear()
         used, places = reducer.finish(self._weight()), list(reducer.places)
         is_late = self._catch_up(reducer)
-        names, buffers, counters = self._trained.names, self._buffers.all(), self._buffers.counters()
+        names, buffers = self._trained.names, self._buffers.all()
         sparse = [_is_sparse(parameter.grad, name) for parameter, name in names.items()]
-        flags = [*used, *sparse, *self._buffers.changed(), *(int(counter) for counter in counters)]
-        users = iter(self._meeting.exchange(flags))
+        users = iter(self._meeting.exchange([*used, *sparse, *self._buffers.changed()]))
         dense_of = [(place, next(users)) for place in places]
         sparse_of = {parameter: by for parameter in names if (by := next(users))}
         self._give(dense_of, sparse_of)
         # Through `data`: a graph that is kept for another backward pass may hold the buffer, at the version it has.
         moved = [buffer.data for buffer in buffers if next(users)]
         average(moved, self._cursor.part(self._group.size), self._group)
-        agree_on_counts(counters, list(users), self._group.size)
         self._buffers.note()
         self._weighs_each, self._begun = False, None
         for parameter in self._trained.strangers:  # all workers have got them at the same place in the script
@@ -255,6 +253,8 @@ class DataParallel(Member):
             return False
         wanted = (parameter for parameter in self._trained.names if parameter.requires_grad)
         late = [parameter for parameter in wanted if parameter not in self._sparse and not reducer.has(parameter)]
+        if not late:
+            return True
         dense = [parameter.grad is not None and parameter.grad.layout == torch.strided for parameter in late]
         users = torch.tensor([float(here) for here in dense])
         self._group.all_reduce(users)

@@ -1,11 +1,9 @@
-"""What workers tell each other when a backward pass has ended: the loss, and some flags and numbers.
+"""What workers tell each other when a backward pass has ended: the loss, and which of some flags each of them raises.
 
 Workers that are not at the same batch would average what does not belong together: it is checked here.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 
@@ -19,8 +17,8 @@ class Meeting:
     def __init__(self, group: Group, cursor: Cursor, number: int) -> None:
         self._group, self._cursor, self._number = group, cursor, number
 
-    def exchange(self, flags: Sequence[float]) -> list[float]:
-        """How many workers raise each flag, or the sum of a number; the cursor gets the mean loss, which comes too."""
+    def exchange(self, flags: list[bool]) -> list[float]:
+        """How many workers raise each flag; the cursor gets the mean loss, which comes with it."""
         losses, reporters = self._cursor.take_losses()
         at = self._cursor.at
         place = [self._number, *((at.epoch, at.step) if at else (-1, -1))]

@@ -290,8 +290,7 @@ def test_too_few_left_is_told_with_who_was_lost() -> None:
             clients[worker].push(0, [1], 1.0)
             clients[worker].done(0)
         assert clients[0].pull(0, [1], all=1)[0, 0] == -1
-        leaving = threading.Timer(0.05, lambda: clients[2].native.leave(DEADLINE_SECONDS))
-        leaving.start()
+        (leaving := threading.Timer(0.05, lambda: clients[2].native.leave(DEADLINE_SECONDS))).start()
         clients[0].push(0, [1], 1.0)
         clients[0].done(1)
         with pytest.raises(_native.PsError, match=r"step 1 cannot end.*client 1 is lost, client 2 has left") as caught:
