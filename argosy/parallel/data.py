@@ -293,7 +293,10 @@ class DataParallel(Member):
     def _sum_sparse(self, parameter: nn.Parameter, alone: bool) -> None:
         name = self._trained.names[parameter]
         if not alone:
-            raise RuntimeError(f"the gradient of {name} is sparse on some workers and dense on others")
+            raise RuntimeError(
+                f"the gradient of {name} is sparse on some workers, or in some batches of this step, and dense in "
+                f"others; let it be one of both, by the layer's sparse= for instance"
+            )
         if self.codec is not None and self.codec.takes_over:
             raise NotImplementedError(
                 f"the gradient of {name} is sparse, and compress=dgc, which applies momentum and weight decay itself, "

@@ -290,6 +290,24 @@ def test_a_gradient_that_a_codec_has_seen_may_become_sparse() -> None:
     run(check_dense_then_sparse, 2)
 
 
+def check_dense_and_sparse_in_a_step(place: Place) -> None:
+    both = Together(place, Tied())
+    both.parallel.close()
+    both.parallel = DataParallel(both.model, both.group, both.cursor, 0, TINY, accumulate=2)
+    ids = torch.arange(2 * sum(both.shares)).reshape(-1, 2)
+    both.model.is_tied = True
+    both.begin(merged=16, closes=False, step=0)
+    squares(both.model, both.mine(ids)).backward()
+    both.model.is_tied = False
+    both.begin(merged=16, closes=True, step=1)
+    with pytest.raises(RuntimeError, match="in some batches of this step, and dense in others"):
+        squares(both.model, both.mine(ids)).backward()
+
+
+def test_a_gradient_is_not_dense_and_sparse_in_a_step() -> None:
+    run(check_dense_and_sparse_in_a_step, 2)
+
+
 def check_after_a_failure(place: Place, again: bool) -> None:
     both = Together(place, net())
 
