@@ -315,7 +315,7 @@ class Failure(RuntimeError):
     """The rank to blame, or -1."""
 
 def copy_around(to: int, source: int, bytes: int) -> None:
-    """Copy bytes around the caches, as the engine does where ranks share none: here for tests."""
+    """Copy bytes around the caches, without the GIL: what is copied is not read soon."""
 
 def crc32c(data: bytes, seed: int = 0, way: str | None = None) -> int:
     """The CRC32C of `data`, going on from `seed`: `crc32c(b, crc32c(a)) == crc32c(a + b)`.

@@ -134,9 +134,12 @@ def checkpoints(report: Report, plan: Plan, quick: bool) -> None:
             wanted = {"way": "checkpoint", "what": what, "layers": layers}
             entries = [Entry(OURS, ours, [1], {**wanted, "folder": str(folder / "ours")})]
             entries += [Entry(DCP, theirs, [1], {**wanted, "folder": str(folder / "dcp")})] if what != "stall" else []
-            # A save in the background waits for the one before it: there is to be none.
-            warmup = 0 if what == "stall" else plan.warmup
+            # Of each turn one save is timed, into a folder that is empty. One before it would be in its way: a save in
+            # the background waits for it, and one that replaces it is slower (we keep the old one until the new one is
+            # whole) or faster (DCP empties the files first, and gets their memory for the new ones).
+            warmup = plan.warmup if what == "load" else 0
             once = replace(plan, launches=1, seconds=0, least_iterations=1, most_iterations=1, warmup=warmup)
+            once = replace(once, repeats=3 * plan.repeats)  # of one each
             report.add(*measure(f"{SAVED}: {what}", entries, [Place()] * 2, once))
     finally:
         shutil.rmtree(folder)

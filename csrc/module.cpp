@@ -88,10 +88,13 @@ Runs without the GIL. `isa` names the instruction set to use, for tests; the def
   m.def(
       "copy_around",
       [](std::uintptr_t to, std::uintptr_t source, std::size_t bytes) {
-        argosy::copy_around(reinterpret_cast<std::byte*>(to), reinterpret_cast<const std::byte*>(source), bytes);
+        argosy::Giver giver;
+        giver.force(true);
+        giver.copy(reinterpret_cast<std::byte*>(to), reinterpret_cast<const std::byte*>(source), bytes);
+        giver.settle();
       },
-      "to"_a, "source"_a, "bytes"_a,
-      "Copy bytes around the caches, as the engine does where ranks share none: here for tests.");
+      "to"_a, "source"_a, "bytes"_a, nb::call_guard<nb::gil_scoped_release>(),
+      "Copy bytes around the caches, without the GIL: what is copied is not read soon.");
 
   m.def("guard", &argosy::guard, "fd"_a,
         R"(Kill this process's whole group when the other end of `fd`, a pipe or stream socket, is closed.

@@ -24,9 +24,11 @@ class Holder:
 
 
 def write(path: str | Path, states: dict[str, Any], group: Group | None = None, **options: Any) -> None:
-    """Save named states."""
+    """Save named states, and wait for what was earlier to be removed."""
     chosen = group or SoloGroup()
-    Saver(chosen, lambda: chosen).save(path, states, **{"step": 0, **options})
+    saver = Saver(chosen, lambda: chosen)
+    saver.save(path, states, **{"step": 0, **options})
+    saver.finish()
 
 
 def read(path: str | Path, group: Group | None = None) -> dict[str, Any]:

@@ -57,18 +57,16 @@ class Saver:
         planning = self._plan(path, states, step, strategy, keep, lowest_only)
         if wait:
             write(planning, self._group)
+            self._start(self._sweep, planning)
             return
         if self._second is None:
             self._second = self._join_second()
         copies, self._buffer = snapshot(planning.mine, self._buffer)
         planning = Planning(**{**vars(planning), "mine": copies})
-        self._thread = threading.Thread(
-            target=self._in_background, args=(planning, self._second), name="argosy checkpoint", daemon=True
-        )
-        self._thread.start()
+        self._start(self._write, planning, self._second)
 
     def finish(self) -> None:
-        """Wait for the save in the background, if there is one, and raise its error."""
+        """Wait for what is done in the background, if anything is, and raise its error."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -91,11 +89,24 @@ class Saver:
             self._second.drop()
         self._second = self._thread = None
 
-    def _in_background(self, planning: Planning, group: Group) -> None:
-        try:
-            write(planning, group)
-        except BaseException as error:  # it is raised where the save is waited for
-            self._failure = error
+    def _start(self, work: Callable[..., None], *arguments: Any) -> None:
+        def run() -> None:
+            try:
+                work(*arguments)
+            except BaseException as error:  # it is raised where the work is waited for
+                self._failure = error
+
+        self._thread = threading.Thread(target=run, name="argosy checkpoint", daemon=True)
+        self._thread.start()
+
+    def _write(self, planning: Planning, group: Group) -> None:
+        write(planning, group)
+        self._sweep(planning)
+
+    def _sweep(self, planning: Planning) -> None:
+        """Delete what was removed for the checkpoint that is whole now: in nobody's time, and before the next one."""
+        if self._group.rank == 0:
+            planning.storage.sweep()
 
     def _plan(
         self,

@@ -23,6 +23,7 @@ from argosy.checkpoint.shard import Sink, Source
 MANIFEST: Final = "manifest.json"
 REPLACED: Final = ".replaced"
 _ASIDE: Final = ".aside-"
+_REMOVED: Final = "-removed"
 _SYNC_FILE_RANGE_WRITE: Final = 2
 _STRETCH_BYTES: Final = 64 << 20  # shorter ones cost more calls than they gain
 
@@ -70,7 +71,10 @@ class Storage(ABC):
 
     @abstractmethod
     def remove(self, folder: str) -> None:
-        """Remove a checkpoint: from the first instant on it counts as absent."""
+        """Remove a checkpoint: from the first instant on it counts as absent. Its bytes may stay until `sweep`."""
+
+    def sweep(self) -> None:  # noqa: B027 - where nothing is moved out of sight, there is nothing to do
+        """Let go of the bytes of what was removed or replaced. Never fails."""
 
     def finished(self, folder: str) -> bool:
         """Whether a folder with the name of a step is a checkpoint, whole or damaged, and not one being written."""
@@ -145,9 +149,7 @@ class Folder(Storage):
     def begin(self, folder: str, nonce: str) -> str:
         """Make the folder aside. Those of earlier saves that were killed are removed: nobody writes them any more."""
         make_folder(self._root)
-        for name in self.names():
-            if name.startswith(_ASIDE):
-                shutil.rmtree(self._root / name, ignore_errors=True)
+        self._delete(_ASIDE)
         aside = f"{_ASIDE}{folder}-{nonce}"
         (self._root / aside).mkdir()
         return aside
@@ -164,7 +166,7 @@ class Folder(Storage):
             final.rename(replaced)
         (self._root / aside).rename(final)
         sync_folder(self._root)
-        shutil.rmtree(replaced, ignore_errors=True)
+        self.remove(replaced.name)
 
     def discard(self, aside: str, nonce: str) -> None:
         """Remove the folder aside."""
@@ -175,11 +177,18 @@ class Folder(Storage):
         (self._root / name).unlink()
 
     def remove(self, folder: str) -> None:
-        """Move a checkpoint out of sight, then remove its files."""
-        aside = self._root / f"{_ASIDE}{folder}-removed"
+        """Move a checkpoint out of sight, if it is there. To delete files takes a disk a while: see `sweep`."""
         with suppress(OSError):
-            (self._root / folder).rename(aside)
-            shutil.rmtree(aside)
+            (self._root / folder).rename(self._root / f"{_ASIDE}{folder}{_REMOVED}")
+
+    def sweep(self) -> None:
+        """Delete what was moved out of sight."""
+        self._delete(_ASIDE, _REMOVED)
+
+    def _delete(self, begin: str, end: str = "") -> None:
+        for name in self.names():
+            if name.startswith(begin) and name.endswith(end):
+                shutil.rmtree(self._root / name, ignore_errors=True)
 
 
 def make_folder(path: Path) -> None:

@@ -20,6 +20,7 @@ from kept_states import read, write
 from argosy.checkpoint import manifest, shard, storage
 from argosy.checkpoint.errors import CheckpointError
 from argosy.checkpoint.save import Saver
+from argosy.checkpoint.steps import steps_in
 from argosy.comm.group import SoloGroup
 
 # Whole or absent.
@@ -78,7 +79,7 @@ def test_a_save_that_fails_at_any_point_leaves_a_whole_checkpoint(
     if operation == "rmtree":
         (folder / "step-00000000").rename(folder / "step-00000000.replaced")
         write(folder, OLD, step=0)
-    for error in interrupted(monkeypatch, operation, failure, lambda: write(folder, NEW, step=step)):
+    for error in interrupted(monkeypatch, operation, failure, lambda: write(folder, NEW, step=step, keep=1)):
         found = read(folder)
         replaced = found["optimizer"]["lr"] == 0.2
         assert_same(NEW if replaced else OLD, found)
@@ -98,6 +99,22 @@ def test_what_a_killed_save_left_is_removed_by_the_next(folder: Path, monkeypatc
         assert not any(path.exists() for path in left)
         assert sorted(path.name for path in folder.iterdir()) == ["step-00000000"]
         shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("step", [0, 1], ids=["replaced", "no longer kept"])
+def test_nobody_waits_for_the_deletion_of_an_older_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    write(folder, OLD)
+    allowed, delete, saver = threading.Event(), shutil.rmtree, Saver(SoloGroup(), SoloGroup)
+    monkeypatch.setattr(shutil, "rmtree", lambda *given, **more: allowed.wait(60) and delete(*given, **more))
+    saver.save(folder, NEW, step=step, keep=1)
+    assert steps_in(storage.storage_at(folder)) == [f"step-{step:08d}"]
+    assert_same(NEW, read(folder))
+    assert len(list(folder.glob(".aside-*"))) == 1, "out of sight, but there"
+    allowed.set()
+    saver.finish()
+    assert [path.name for path in folder.iterdir()] == [f"step-{step:08d}"]
 
 
 def test_the_replaced_checkpoint_counts_until_its_replacement_is_there(folder: Path) -> None:
