@@ -27,7 +27,7 @@ from argosy.data.cursor import Cursor, Position
 from argosy.data.loader import refuse_unusable, with_batch_sampler
 from argosy.data.order import Indices
 from argosy.data.plan import Plan
-from argosy.data.progress import Progress
+from argosy.data.progress import Progress, Travelling
 
 RANGE_BATCHES: Final = 4
 """Batches in a range unless told otherwise: asking costs little beside them, and a lost worker's are soon repeated."""
@@ -71,10 +71,12 @@ class LeasedLoader:
         lease_samples: int | None = None,
         rest: Callable[[], None] = lambda: None,
         steps_sent: int = 1,
+        travelling: Travelling | None = None,
     ) -> None:
         """`rest` is called before this worker waits for samples that others hold, who are then not to wait for it.
 
-        `steps_sent` is how many steps are sent together: a range is some times as many, as each ends with `settle`.
+        `steps_sent` is how many steps are sent together: a range is some times as many, as each ends with `settle`;
+        or, if what they change is `travelling`, with no more than a look at how far it has come.
         """
         refuse_unusable(loader)
         batches = cast(BatchSampler, loader.batch_sampler)
@@ -87,7 +89,7 @@ class LeasedLoader:
         self._inside = False
         self._script, self._cursor, self._workers = loader, cursor, workers
         self._queues, self._name, self._settle, self._rest = queues, name, settle, rest
-        self._steps_sent = steps_sent
+        self._steps_sent, self._travelling = steps_sent, travelling
         self._progress: Progress | None = None  # of the loop that was begun last
         self._late: Exception | None = None  # what came of a loop that the script had left, and nobody was told
         self._batch, self._drop_last = batches.batch_size, batches.drop_last
@@ -153,7 +155,9 @@ class LeasedLoader:
         order, samples = self._order(number)
         queue, steps, seen = f"{self._name}/{number}", self._batches(samples), 0
         self._queues.open(queue, samples=samples, batch=self._batch, largest=self._largest, workers=self._workers)
-        self._progress = progress = Progress(self._queues, queue, self._settle, self._steps_sent, self._cursor)
+        self._progress = progress = Progress(
+            self._queues, queue, self._settle, self._steps_sent, self._cursor, self._travelling
+        )
         try:
             # The inner loader asks for more by itself while there is any. Here are the first range, and one that came
             # back when all were out.
@@ -168,6 +172,7 @@ class LeasedLoader:
                     progress.begin(part, ends=ends)
                     yield batch
                     progress.come_back()
+                progress.pause()
             self._inside = False
             # All ranges are done, whoever had them: what all workers have changed is there for each to see.
             for meet in self._cursor.between_loops:

@@ -3,11 +3,13 @@
 Batches are done in the order in which they are handed out. One is trained when the script comes back for the next one,
 or when its optimizer has stepped on it before the script breaks off; it is done when what that changed has been applied
 as well (`settle`). The queue is told at the end of a range, when the script breaks off, and in between now and then: of
-a worker that is killed, others train again what it had not told.
+a worker that is killed, others train again what it had not told. Where what steps have changed travels while the next
+ones are made (`Travelling`), nothing is waited for before the loop ends: the queue is told of what has been applied.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -25,11 +27,32 @@ class Told(Protocol):
         """A range is done, or its first batches are."""
 
 
+class Travelling(Protocol):
+    """How far what this worker's steps have changed has come."""
+
+    @property
+    def made(self) -> int:
+        """Steps that were made."""
+
+    @property
+    def applied(self) -> int:
+        """Steps, from the first one on, that servers have all of."""
+
+
 class Progress:
     """One loop over a loader. `steps_sent` is how many steps are sent together: in between nothing is settled."""
 
-    def __init__(self, queues: Told, queue: str, settle: Callable[[], None], steps_sent: int, cursor: Cursor) -> None:
-        self._queues, self._queue, self._settle = queues, queue, settle
+    def __init__(
+        self,
+        queues: Told,
+        queue: str,
+        settle: Callable[[], None],
+        steps_sent: int,
+        cursor: Cursor,
+        travelling: Travelling | None = None,
+    ) -> None:
+        self._queues, self._queue, self._settle, self._travelling = queues, queue, settle, travelling
+        self._under_way: deque[tuple[Range, int]] = deque()  # what was trained, and after how many steps
         self._steps_sent, self._cursor = steps_sent, cursor
         self._in_hand: tuple[Range, bool] | None = None  # a batch's positions, and whether they end a range
         self._steps = 0  # that the script had made before it
@@ -45,8 +68,16 @@ class Progress:
         """The script asks for the next one."""
         ends = self._end_batch()
         is_time = self._cursor.clock() - self._told >= TELL_SECONDS and self._batches % self._steps_sent == 0
-        if ends or is_time:
+        if not (ends or is_time):
+            return
+        if self._travelling is None:
             self._tell()
+        else:
+            self._tell_what_is_applied(self._travelling)
+
+    def pause(self) -> None:
+        """There is nothing to train for now: wait until all is applied, and tell."""
+        self._tell()
 
     def break_off(self) -> None:
         """The script does not come back."""
@@ -64,8 +95,24 @@ class Progress:
         return ends
 
     def _tell(self) -> None:
-        trained, self._trained, self._batches = self._trained, None, 0
+        trained = self._take()
+        if trained is None and not self._under_way:
+            return
+        self._settle()  # if that fails the queue is never told: the range is trained again
+        while self._under_way:
+            self._queues.done(self._queue, self._under_way.popleft()[0])
         if trained is not None:
-            self._settle()  # if that fails the queue is never told: the range is trained again
             self._queues.done(self._queue, trained)
-            self._told = self._cursor.clock()
+        self._told = self._cursor.clock()
+
+    def _tell_what_is_applied(self, travelling: Travelling) -> None:
+        trained = self._take()
+        if trained is not None:
+            self._under_way.append((trained, travelling.made))
+        while self._under_way and self._under_way[0][1] <= travelling.applied:
+            self._queues.done(self._queue, self._under_way.popleft()[0])
+        self._told = self._cursor.clock()
+
+    def _take(self) -> Range | None:
+        trained, self._trained, self._batches = self._trained, None, 0
+        return trained

@@ -93,15 +93,26 @@ class AveragedParameters(ServedParameters):
     """Parameters that a worker steps by itself, and brings together with the others' when they meet."""
 
     def _taken(self) -> None:
-        self._bases = [flat.values() for flat in self._flats]
+        self._bases = self._sent = [flat.values() for flat in self._flats]
 
     def _rule(self, optimizer: Optimizer, group: dict[str, Any]) -> bytes:
         return ADD
 
     def push(self, *, empty: bool = False) -> None:
         """Hand over this worker's part of the mean of all differences."""
-        for number, (flat, base) in enumerate(zip(self._flats, self._bases, strict=True)):
-            self._store.push_vector(number, (flat.values() - base) / self._workers, 1.0)
+        self._sent = [flat.values() for flat in self._flats]
+        for number, (values, base) in enumerate(zip(self._sent, self._bases, strict=True)):
+            self._store.push_vector(number, (values - base) / self._workers, 1.0)
+
+    def ask(self) -> None:
+        """Ask for what has become of what was pushed."""
+        self._asked = [self._store.start_vector(number) for number in range(len(self._flats))]
+
+    def take(self) -> None:
+        """Take it, and add what this worker has learnt since."""
+        for number, (flat, asked) in enumerate(zip(self._flats, self._asked, strict=True)):
+            self._bases[number] = self._store.finish_vector(flat.numbers, asked)
+            flat.put(self._bases[number] + (flat.values() - self._sent[number]))
 
 
 class _Flat:

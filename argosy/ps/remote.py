@@ -152,8 +152,15 @@ class RemoteStore(Store):
 
     def pull_vector(self, number: int, numbers: int, *, in_step: bool = True) -> Tensor:
         """A vector as it is after the steps that this mode waits for; between loops nobody is waited for."""
-        out, (own, everybody) = torch.empty(numbers), self._gate() if in_step else self._loose_gate()
-        started = [(self._client.start_pull_range(place, own, everybody), part) for place, part in self._ranges(number)]
+        return self.finish_vector(numbers, self._ask_vector(number, self._gate() if in_step else self._loose_gate()))
+
+    def start_vector(self, number: int) -> Any:
+        """Ask for a vector, as `pull_vector` does in a step."""
+        return self._ask_vector(number, self._gate())
+
+    def finish_vector(self, numbers: int, started: Any) -> Tensor:
+        """The vector that was asked for."""
+        out = torch.empty(numbers)
         for ticket, part in started:
             self._client.finish_pull(ticket, out[part].data_ptr(), self._timeout)
         return out
@@ -194,6 +201,10 @@ class RemoteStore(Store):
         own, everybody = gate
         ids = ids.contiguous()
         return self._client.start_pull(self._first + table, ids.data_ptr(), len(ids), own, everybody, distinct=True)
+
+    def _ask_vector(self, number: int, gate: tuple[int, int]) -> list[tuple[int, slice]]:
+        own, everybody = gate
+        return [(self._client.start_pull_range(place, own, everybody), part) for place, part in self._ranges(number)]
 
     def _send_held(self) -> None:
         if self._steps_held:

@@ -113,7 +113,7 @@ class Served:
             self.remote.rest()
 
         sent = self._config.steps_sent
-        loader = LeasedLoader(script, config, world, cursor, self._queues, name, settle, samples, rest, sent)
+        loader = LeasedLoader(script, config, world, cursor, self._queues, name, settle, samples, rest, sent, self.geo)
         self._loaders.append(loader)
         return loader
 

@@ -184,6 +184,39 @@ def test_a_queue_is_told_now_and_then_inside_a_range(sent: int, seconds: float, 
         assert [counts[0][1] if counts[0][2] else 0 for counts in seen[1:]] == told
 
 
+class Travelling:
+    made = applied = 0
+
+
+def test_a_queue_is_told_of_what_has_been_applied_where_steps_travel() -> None:
+    travelling, settled = Travelling(), list[int]()
+    with harbour() as at, at.client() as client:
+        queues = LeaseClient(client)
+        loader = LeasedLoader(
+            script(),
+            CONFIG,
+            1,
+            Cursor(),
+            queues,
+            "data",
+            lambda: settled.append(1),
+            10,
+            steps_sent=2,
+            travelling=travelling,
+        )
+        batches, seen = iter(loader), []
+        for number in range(7):
+            next(batches)
+            seen.append(sum(end - begin for begin, end, times in queues.ledger("data/0")["counts"] if times))
+            travelling.made = number + 1
+            travelling.applied = (number + 1) // 2 * 2 - 2  # all but the last two
+        assert seen == [0, 0, 0, 0, 10, 10, 20]
+        assert not settled
+        assert len(list(batches)) == 21 - 7
+        assert settled == [1]
+        assert queues.ledger("data/0")["counts"] == [[0, 103, 1]]
+
+
 def test_an_error_of_a_loop_that_was_left_is_raised_by_the_next_one() -> None:
     errors = [RuntimeError("a push was refused")]
 
