@@ -25,6 +25,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from argosy.comm.engine import EngineGroup
@@ -71,6 +72,7 @@ class DataParallel(Member):
         self._passes = passes or SharedPasses(group)
         self._begun: tuple[int, int] | None = None  # the step that batches are being added up for
         self._closes, self._pass_weight = True, cast(float | None, None)  # of the pass under way
+        self._is_reduced = False  # whether a pass was, since the last step
         self._keeps_frozen = False  # whether buckets have parameters that were frozen on the way
         self._quiet = False
         self._quiet_passes: set[int] = set()
@@ -96,6 +98,10 @@ class DataParallel(Member):
         # A frozen parameter may be unfrozen during training: look again at every forward pass.
         self._hooks.append(model.register_forward_pre_hook(Hook(lambda *_: self._listen())))
 
+    def attach(self, optimizer: Optimizer) -> None:
+        """Look, before this optimizer steps, whether a pass was missed: one that reached new parameters alone."""
+        self._hooks.append(optimizer.register_step_pre_hook(lambda *_: self._before_step()))
+
     def close(self) -> None:
         """Listen no more: the model is the script's alone again."""
         for hook in (*self._hooks, *self._weighing.values()):
@@ -110,6 +116,8 @@ class DataParallel(Member):
         """Backward passes in this block add gradients up on each worker, and reduce nothing."""
         before, self._quiet = self._quiet, True
         if self.reducer is not None:
+            if self._trained.look():
+                self._lay_out()
             self._weighs_each = True
             self._weigh_as_they_come()
         try:
@@ -120,10 +128,27 @@ class DataParallel(Member):
     def _listen(self) -> None:
         """A forward pass begins."""
         self._passes.look()
+        if not torch.is_grad_enabled():  # nothing is trained, and perhaps on this worker alone
+            return
         if self._trained.look():
             self._lay_out()
         if self._weighs_each:
             self._weigh_as_they_come()
+
+    def _before_step(self) -> None:
+        is_reduced, self._is_reduced = self._is_reduced, False
+        if is_reduced or self.reducer is None or self._quiet or not self._cursor.closes:
+            return
+        with self._cursor.waiting():
+            if self._catch_up(self.reducer):
+                self._make_alike()
+                self._lay_out()
+
+    def _make_alike(self) -> None:
+        """Give all workers the same new parameters: they have got them at the same place in the script."""
+        for parameter in self._trained.strangers:
+            broadcast_tensor(parameter, self._group)
+        self._trained.strangers.clear()
 
     def _weigh_as_they_come(self) -> None:
         for parameter in self._trained.names:
@@ -141,6 +166,10 @@ class DataParallel(Member):
         """Make buckets for what is trained now. In a step that is open, what was frozen since has a gradient still."""
         if self.reducer is None:
             return
+        for parameter in self._weighing.keys() - self._trained.names.keys():  # the model has it no more
+            self._weighing.pop(parameter).remove()
+        self._used &= self._trained.names.keys()
+        self._sparse &= self._trained.names.keys()
         is_open = self._weighs_each or self._begun is not None
         dense = [
             (name, parameter)
@@ -237,9 +266,8 @@ class DataParallel(Member):
         average(moved, self._cursor.part(self._group.size), self._group)
         self._buffers.note()
         self._weighs_each, self._begun = False, None
-        for parameter in self._trained.strangers:  # all workers have got them at the same place in the script
-            broadcast_tensor(parameter, self._group)
-        self._trained.strangers.clear()
+        self._make_alike()
+        self._is_reduced = True
         reducer.settle_order()
         if sparse_of or is_late or self._keeps_frozen:
             self._lay_out()
@@ -255,6 +283,12 @@ class DataParallel(Member):
         late = [parameter for parameter in wanted if parameter not in self._sparse and not reducer.has(parameter)]
         if not late:
             return True
+        if self._accumulate > 1 or self._weighs_each or (self.codec is not None and self.codec.takes_over):
+            raise RuntimeError(
+                f"parameter {self._trained.names[late[0]]} was thawed, added or replaced, and the model has not been "
+                f"called since: where batches are added up, or compress=dgc steps, its gradient would be lost in part; "
+                f"call the model itself, and not its parts alone, before the first backward pass after such a change"
+            )
         dense = [parameter.grad is not None and parameter.grad.layout == torch.strided for parameter in late]
         users = torch.tensor([float(here) for here in dense])
         self._group.all_reduce(users)
@@ -273,7 +307,7 @@ class DataParallel(Member):
                 self._used.add(place.parameter)
             if place.parameter in sparse_of and not users:
                 self._used.discard(place.parameter)  # it goes another way from now on
-            elif users or (self._used and place.parameter in self._used):
+            elif users or (self._used and place.parameter in self._used and place.parameter.requires_grad):
                 place.give()
             else:
                 place.parameter.grad = None  # what a worker without a sample may have made of nothing

@@ -232,8 +232,18 @@ class LocalReplicas:
             for parameter in self._parameters.values():
                 parameter.grad = None
 
+    def _check_unchanged(self) -> None:
+        for name, parameter in self._model.named_parameters():
+            if self._parameters.get(name) is not parameter:
+                raise RuntimeError(
+                    f"parameter {name} was added or replaced after the model was distributed, and rounds of "
+                    f"sync={self._plan.kind} do not know it: its replicas would stay different; change the model "
+                    f"before distribute, or use sync=step"
+                )
+
     def _meet(self) -> None:
         """A round."""
+        self._check_unchanged()
         begun, sent = self._cursor.clock(), self.bytes_sent
         versions = [parameter._version for parameter in self._parameters.values()]
         moved = [

@@ -58,7 +58,7 @@ class Reducer:
     def lay_out(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
         """Make buckets for these parameters. Before a first pass has shown the order, the last ones come first."""
         fits = all(place.dtype == place.parameter.dtype for place in self.places)
-        if fits and self._places.keys() == {parameter for _, parameter in named}:
+        if fits and {(place.name, place.parameter) for place in self.places} == set(named):
             return
         held = {place.parameter: place.view.clone() for place in self.places if place.holds}
         self._make(list(reversed(named)))

@@ -1,7 +1,8 @@
 """Which parameters of a model are trained: the script freezes, thaws, adds and replaces them as it likes.
 
 Each that wants a gradient is listened to. The model is looked through when a forward pass begins and when a backward
-pass has ended: a script may call its model's parts, or methods of its own, and never the model itself.
+pass has ended: a script may call its model's parts, or methods of its own, and never the model itself. If a step comes
+without a pass that was noticed, it is looked through then.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ class Trained:
         self._seen, self._held = seen, now
         named = {parameter: name for name, parameter in self._model.named_parameters()}
         for parameter, name in named.items():
+            if parameter not in self._known:
+                self.strangers.append(parameter)
+                self._known.add(parameter)
             if parameter.requires_grad:
                 self._listen_to(parameter, name)
         for parameter in self.names.keys() - named.keys():  # its layer was replaced
@@ -62,15 +66,12 @@ class Trained:
         return [parameter for parameter in own if parameter is not None]
 
     def _listen_to(self, parameter: nn.Parameter, name: str) -> None:
-        self.names.setdefault(parameter, name)
+        self.names[parameter] = name  # another one than before, if layers were inserted
         hook, dtype = self._hooks.get(parameter, (None, None))
         if dtype != parameter.dtype:  # with its type, a parameter changes where autograd adds its gradients up
             if hook is not None:
                 hook.remove()
             self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(self._arrived), parameter.dtype
-        if parameter not in self._known:
-            self.strangers.append(parameter)
-            self._known.add(parameter)
         if self._owners.get(name) is not parameter:
             self._owners[name] = parameter
             self._met(name, parameter)

@@ -135,6 +135,8 @@ class Training:
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         trained = [model for model in self._models.values() if any(id(p) in held for p in model.parameters())]
         for parallel in self._parallel:
+            if parallel.model in trained:
+                parallel.attach(optimizer)
             if parallel.codec is not None and parallel.model in trained:
                 parallel.codec.attach(dict(parallel.model.named_parameters()), optimizer)
         if self._group.size == 1 and trained and (unused := make_codec(self._config.part(CompressConfig))):

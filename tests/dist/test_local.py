@@ -356,14 +356,23 @@ def misused(place: Place) -> list[str]:
         model(torch.ones(2, 5)).sum().backward()
     said.append(str(caught.value))
     group.close()
+
+    replaced = Worker(place, {"sync": "local:1"})
+    name, layer = next((name, part) for name, part in replaced.model.named_children() if isinstance(part, nn.Linear))
+    setattr(replaced.model, name, nn.Linear(layer.in_features, layer.out_features))
+    with pytest.raises(RuntimeError) as caught:
+        replaced.optimizer.step()
+    said.append(str(caught.value))
+    replaced.close()
     return said
 
 
 def test_misuse_is_said_with_its_remedy() -> None:
-    for rank, (silent, unequal, no_optimizer) in enumerate(run(misused, 2)):
+    for rank, (silent, unequal, no_optimizer, replaced) in enumerate(run(misused, 2)):
         assert "fleet.report(loss)" in silent
         assert f"rank {rank} is {rank + 1} steps after round 0" in unequal
         assert "give it to fleet.distribute too" in no_optimizer
+        assert "was added or replaced after the model was distributed" in replaced
 
 
 def slow_worker(place: Place, steps: int) -> straggler.Trained:

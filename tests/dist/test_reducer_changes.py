@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -180,33 +181,43 @@ def test_a_model_may_be_copied_and_pickled() -> None:
     run(check_copies, 2)
 
 
-def through_its_parts(model: nn.Module, x: Tensor) -> Tensor:
-    """The loss of a model whose own forward is never called."""
-    y = x
-    for part in model.children():
-        y = part(y)
-    return y.square().mean()
-
-
-def check_thawed_without_a_forward(place: Place) -> None:
-    both = Together(place, net())
-    for step in range(4):
-        for model in (both.model, both.alone):
-            if step == 1:
-                model[0].requires_grad_(False)  # it was listened to before
-            if step == 2:
-                model[0].requires_grad_(True)
-        if step == 3:  # and one that nobody has listened to
+def check_grown(place: Place) -> None:
+    both = Together(place, net(), codec=Telling())
+    for step in range(3):
+        if step == 1:
             for model in (both.model, both.alone):
-                torch.manual_seed(8)
-                model[0] = nn.Linear(model[0].in_features, model[0].out_features)
-        both.backward(through_its_parts if step else squares, batch(step)[: sum(both.shares)], step=step)
+                torch.manual_seed(9)
+                model.insert(2, nn.Linear(40, 40))
+            both.parallel.codec.names.clear()
+        both.backward(squares, batch(step)[: sum(both.shares)], step=step)
         both.check()
         both.zero_grad()
+    assert set(both.parallel.codec.names) == {name for name, _ in both.model.named_parameters()}
 
 
-def test_parameters_that_change_are_noticed_though_the_model_is_never_called() -> None:
-    run(check_thawed_without_a_forward, 2)
+def test_a_codec_knows_parameters_by_the_names_they_have() -> None:
+    run(check_grown, 2)
+
+
+def check_let_go(place: Place) -> None:
+    both = Together(place, net())
+    replaced = []
+    for step in range(3):
+        both.begin(step=step)
+        with both.parallel.no_sync():
+            squares(both.model, both.mine(batch())).backward()
+        squares(both.model, both.mine(batch())).backward()
+        replaced.append(weakref.ref(both.model[0].weight))
+        torch.manual_seed(place.rank)
+        both.model[0] = nn.Linear(6, 40).requires_grad_(step != 1)
+    both.begin(step=3)
+    squares(both.model, both.mine(batch())).backward()
+    assert not any(one() for one in replaced)
+    assert torch.equal(*both.group.all_gather(both.model[0].weight.detach()))
+
+
+def test_replaced_parameters_are_let_go() -> None:
+    run(check_let_go, 2)
 
 
 def check_frozen_in_an_open_step(place: Place, accumulate: int) -> None:
@@ -306,33 +317,3 @@ def check_dense_and_sparse_in_a_step(place: Place) -> None:
 
 def test_a_gradient_is_not_dense_and_sparse_in_a_step() -> None:
     run(check_dense_and_sparse_in_a_step, 2)
-
-
-def check_after_a_failure(place: Place, again: bool) -> None:
-    both = Together(place, net())
-
-    def fail(gradient: Tensor) -> Tensor:
-        raise ValueError("boom")
-
-    for step in range(3):
-        if step == 1:
-            both.begin(step=step)
-            loss = through_its_parts(both.model, both.mine(batch(step)[: sum(both.shares)]))
-            hook = both.model[0].weight.register_hook(fail)
-            with pytest.raises(ValueError, match="boom"):
-                loss.backward(retain_graph=True)
-            hook.remove()
-            both.model.zero_grad()
-            if not again:
-                continue
-            loss.backward()
-            through_its_parts(both.alone, batch(step)[: sum(both.shares)]).backward()
-        else:
-            both.backward(through_its_parts, batch(step)[: sum(both.shares)], step=step)
-        both.check()
-        both.zero_grad()
-
-
-@pytest.mark.parametrize("again", [True, False])
-def test_a_failed_pass_is_forgotten_though_the_model_is_never_called(again: bool) -> None:
-    run(check_after_a_failure, 2, again)
