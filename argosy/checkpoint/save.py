@@ -57,7 +57,8 @@ class Saver:
         planning = self._plan(path, states, step, strategy, keep, lowest_only)
         if wait:
             write(planning, self._group)
-            self._start(self._sweep, planning)
+            if self._group.rank == 0:  # in nobody's time, and before the next one
+                self._start(planning.storage.sweep)
             return
         if self._second is None:
             self._second = self._join_second()
@@ -101,11 +102,7 @@ class Saver:
 
     def _write(self, planning: Planning, group: Group) -> None:
         write(planning, group)
-        self._sweep(planning)
-
-    def _sweep(self, planning: Planning) -> None:
-        """Delete what was removed for the checkpoint that is whole now: in nobody's time, and before the next one."""
-        if self._group.rank == 0:
+        if group.rank == 0:
             planning.storage.sweep()
 
     def _plan(

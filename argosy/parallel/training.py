@@ -137,8 +137,8 @@ class Training:
         for parallel in self._parallel:
             if parallel.model in trained:
                 parallel.attach(optimizer)
-            if parallel.codec is not None and parallel.model in trained:
-                parallel.codec.attach(dict(parallel.model.named_parameters()), optimizer)
+                if parallel.codec is not None:
+                    parallel.codec.attach(dict(parallel.model.named_parameters()), optimizer)
         if self._group.size == 1 and trained and (unused := make_codec(self._config.part(CompressConfig))):
             unused.check(optimizer)  # what several workers would refuse, one does too
         self._add_rate(optimizer)

@@ -93,7 +93,7 @@ class AveragedParameters(ServedParameters):
     """Parameters that a worker steps by itself, and brings together with the others' when they meet."""
 
     def _taken(self) -> None:
-        self._bases = self._sent = [flat.values() for flat in self._flats]
+        self._bases = [flat.values() for flat in self._flats]
 
     def _rule(self, optimizer: Optimizer, group: dict[str, Any]) -> bytes:
         return ADD
