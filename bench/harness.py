@@ -91,11 +91,16 @@ class Report:
         rows = [row for name in contenders if (row := self.find(setting, name, size)) is not None]
         return min(rows, key=lambda row: row.seconds, default=None)
 
-    def keep(self, path: Path) -> None:
-        """Take in what an earlier report has of settings that were not measured now, if it is from this machine."""
+    def keep(self, path: Path, any_machine: bool = False) -> None:
+        """Take in what an earlier report has of settings that were not measured now, if it is from this machine.
+
+        Or from `any_machine`, which is then said: for figures that do not depend on it.
+        """
         earlier = json.loads(path.read_text())
         if earlier["machine"] != machine():
-            return
+            if not any_machine:
+                return
+            self.notes.append(f"the rest is from another machine: {earlier['machine']['processor']}")
         measured = {row.setting for row in self.rows}
         known = set(Row.__dataclass_fields__)
         rows = [Row(**{name: value for name, value in row.items() if name in known}) for row in earlier["rows"]]

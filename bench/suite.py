@@ -30,8 +30,12 @@ def main(
     plan: Plan,
     quick_plan: Plan,
     draw: Callable[[Report, Path], None] | None = None,
+    any_machine: bool = False,
 ) -> None:
-    """Measure the parts that were asked for and write the report, also of a run that is cut short."""
+    """Measure the parts that were asked for and write the report, also of a run that is cut short.
+
+    What is kept of earlier runs is this machine's, unless figures are the same on `any_machine`.
+    """
     parser = argparse.ArgumentParser(description=f"{title}: Argosy and its peers, measured in one run.")
     parser.add_argument("--json", type=Path, required=True, help="where to write; the table is put beside it")
     parser.add_argument("--quick", action="store_true", help="a smoke test: few repeats, figures that mean little")
@@ -50,7 +54,7 @@ def main(
                 parts[name].run(report, quick_plan if options.quick else plan, options.quick)
     finally:
         if options.only and options.json.exists():
-            report.keep(options.json)
+            report.keep(options.json, any_machine)
             report.notes.append(f"measured later than the rest: {', '.join(names)}")
         report.notes += [note for part in parts.values() for note in part.notes(report)]
         report.claims = [one for part in parts.values() for one in part.claims(report)]
