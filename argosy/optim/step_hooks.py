@@ -20,7 +20,8 @@ class StepHooks:
     def __init__(self, optimizer: Optimizer, before: Callable[[bool], None], after: Callable[[], None]) -> None:
         self._optimizer = optimizer
         self._before = optimizer.register_step_pre_hook(
-            lambda _, arguments, words: before(len(arguments) > 1 or bool(words))
+            # The first argument is the optimizer.
+            lambda _, arguments, words: before(any(each is not None for each in (*arguments[1:], *words.values())))
         )
         self._after = optimizer.register_step_post_hook(lambda *_: after())
         _in_order(optimizer._optimizer_step_post_hooks).move_to_end(self._after.id, last=False)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
 from argosy.optim.fused import Fused
@@ -78,6 +81,105 @@ def test_fused_steps_are_those_of_torch(seen: Seen, name: str) -> None:
     assert len(seen.steps) == 5
     for mine, theirs in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(mine, theirs)
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """Of two ranks, of which this process is one; nothing is sent in a step."""
+    dist.init_process_group("fake", rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_of_divided_parameters_are_fused_too(seen: Seen, mesh: DeviceMesh, name: str) -> None:
+    make, words = OPTIMIZERS[name]
+    rows = [torch.randn(4, 3, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    whole = [nn.Parameter(each.clone()) for each in rows]
+    divided = [nn.Parameter(DTensor.from_local(each.clone(), mesh, [Shard(0)])) for each in rows]
+    optimizers = [make(parameters, foreach=None, **words) for parameters in (divided, whole)]
+    Fused(optimizers[0])
+    for number in range(4):
+        for mine, theirs in zip(divided, whole, strict=True):
+            theirs.grad = torch.randn(4, 3, generator=torch.Generator().manual_seed(number))
+            mine.grad = DTensor.from_local(theirs.grad, mesh, [Shard(0)])
+        for optimizer in optimizers:
+            optimizer.step()
+    assert len(seen.steps) == 4
+    group = optimizers[0].state_dict()["param_groups"][0]
+    assert (group["fused"], group["foreach"]) == (None, None)
+    for mine, theirs in zip(divided, whole, strict=True):
+        assert mine.shape == (8, 3)
+        torch.testing.assert_close(mine.to_local(), theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_divided_parameters_that_cannot_be_fused_are_stepped_at_once(seen: Seen, mesh: DeviceMesh) -> None:
+    parameters = [nn.Parameter(DTensor.from_local(torch.ones(4, 3), mesh, [Shard(0)])) for _ in range(2)]
+    optimizer = torch.optim.RMSprop(parameters, lr=0.1)
+    Fused(optimizer)
+    told = []
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    foreach = torch._foreach_mul_
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "_foreach_mul_", lambda *given: (told.append(len(given[0])), foreach(*given)))
+        optimizer.step()
+    assert told == [2]
+    assert not seen.steps
+    assert optimizer.param_groups[0]["foreach"] is None
+
+
+def test_divided_and_whole_parameters_in_one_group_are_left_to_torch(seen: Seen, mesh: DeviceMesh) -> None:
+    parameters = [nn.Parameter(DTensor.from_local(torch.ones(4, 3), mesh, [Shard(0)])), nn.Parameter(torch.ones(5))]
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    Fused(optimizer)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert not seen.steps
+    assert torch.equal(parameters[1].detach(), torch.full((5,), 0.9))
+
+
+def test_hooks_see_the_scripts_own_choice_for_divided_parameters_too(mesh: DeviceMesh) -> None:
+    parameter = nn.Parameter(DTensor.from_local(torch.ones(4, 3), mesh, [Shard(0)]))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    Fused(optimizer)
+    told: list[object] = []
+    optimizer.register_step_pre_hook(lambda each, *_: told.append(each.param_groups[0]["foreach"]))
+    parameter.grad = torch.ones_like(parameter)
+    for _ in range(2):
+        optimizer.step()
+    assert told == [None, None]
+
+
+class Own(Optimizer):
+    """Somebody's own, that knows `foreach=` and no `lr`."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {"foreach": None})
+
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data -= parameter.grad
+
+
+def test_optimizers_of_others_are_left_alone() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = Own([parameter])
+    Fused(optimizer)
+    parameter.grad = torch.ones(3)
+    optimizer.step()
+    assert torch.equal(parameter.detach(), torch.zeros(3))
+
+
+def test_no_closure_may_be_given_as_none(seen: Seen) -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    Fused(optimizer)
+    parameter.grad = torch.ones(3)
+    optimizer.step(None)
+    optimizer.step(closure=None)
+    assert len(seen.steps) == 2
 
 
 @pytest.mark.parametrize("words", [{"foreach": True}, {"foreach": False}, {"fused": False}, {"lr": torch.tensor(0.1)}])

@@ -20,7 +20,6 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from argosy.parallel.sharding.rows import Rows, bounds
-from argosy.parallel.sharding.swap import faster
 
 
 class ShardedStates:
@@ -34,7 +33,6 @@ class ShardedStates:
         self._optimizer, self._mesh, self._offload = optimizer, mesh, offload
         self._parts: dict[nn.Parameter, _Part] = {}
         self._whole: list[list[nn.Parameter]] | None = None  # the groups' parameters, while parts stand in for them
-        faster(optimizer)
         self._rows = Rows(mesh.get_group())
         self._hooks: list[RemovableHandle] = [
             optimizer.register_step_pre_hook(self._before_step),

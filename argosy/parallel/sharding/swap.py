@@ -9,7 +9,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import MutableMapping
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
@@ -44,8 +43,6 @@ class Replaced:
 
     def swap(self, optimizer: Optimizer) -> None:
         """Give an optimizer the parameters that are now in the place of those that it was made with."""
-        if any(parameter in self._new for group in optimizer.param_groups for parameter in group["params"]):
-            faster(optimizer)
         for group in optimizer.param_groups:
             group["params"] = [self._latest(parameter) for parameter in group["params"]]
         for old in [key for key in optimizer.state if key in self._new]:
@@ -59,18 +56,6 @@ class Replaced:
         while parameter in self._new:
             parameter = self._new[parameter]
         return parameter
-
-
-def faster(optimizer: Optimizer) -> None:
-    """Choose how DTensors are stepped, if the script has left that to torch.
-
-    One by one, each operation on a DTensor costs more than it computes. Fused, it costs nothing, but torch has rules
-    for Adam's only; all at once it takes more memory.
-    """
-    way = "fused" if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)) else "foreach"
-    for group in optimizer.param_groups:
-        if group.get(way, False) is None and not group.get("fused") and not group.get("foreach"):
-            group[way] = True
 
 
 class _Watch:
