@@ -8,6 +8,7 @@
 
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -87,7 +88,7 @@ std::unique_ptr<PsClient> make_client(std::uint32_t client, std::size_t servers,
   return std::make_unique<PsClient>(std::move(config), run_signal_handlers);
 }
 
-// The client, until it is closed.
+// The client, until it is closed. A call that another thread is in then ends with an error, and lets the client go.
 class Client {
  public:
   explicit Client(std::unique_ptr<PsClient> client) : client_(std::move(client)) {}
@@ -95,22 +96,29 @@ class Client {
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 
-  PsClient& get() const {
+  std::shared_ptr<PsClient> get() const {
+    const std::lock_guard lock(mutex_);
     if (client_ == nullptr) throw std::invalid_argument("the client is closed");
-    return *client_;
+    return client_;
   }
   void close() {
     if (getpid() != owner_) {  // a forked child has no thread to end, and its parent's memory and connections to leave
-      (void)client_.release();
+      (void)new std::shared_ptr<PsClient>(std::move(client_));
       return;
     }
     const nb::gil_scoped_release release;
-    client_.reset();
+    std::shared_ptr<PsClient> client;
+    {
+      const std::lock_guard lock(mutex_);
+      client.swap(client_);
+    }
+    if (client != nullptr) client->stop();
   }
 
  private:
   const pid_t owner_ = getpid();
-  std::unique_ptr<PsClient> client_;
+  mutable std::mutex mutex_;
+  std::shared_ptr<PsClient> client_;
 };
 
 nb::tuple scan(const Client& client, std::uint32_t table, std::uint32_t server, std::uint64_t cursor,
@@ -118,9 +126,9 @@ nb::tuple scan(const Client& client, std::uint32_t table, std::uint32_t server, 
   PsClient::Scanned found;
   {
     const nb::gil_scoped_release release;
-    found = client.get().scan(table, server, cursor, room);
+    found = client.get()->scan(table, server, cursor, room);
   }
-  const TableConfig& config = client.get().config(table);
+  const TableConfig config = client.get()->config(table);
   const auto* place = reinterpret_cast<const char*>(found.rows.data());
   const char* const end = place + found.rows.size();
   const auto next = [&](std::size_t bytes) {
@@ -152,40 +160,40 @@ void bind_pulls(nb::class_<Client>& type) {
           "pull",
           [](Client& c, std::uint32_t table, Address ids, std::size_t count, Address out, std::uint64_t own,
              std::uint64_t all, double timeout, bool distinct) {
-            const auto ticket = c.get().start_pull(table, at<std::int64_t>(ids), count, own, all, distinct);
-            c.get().finish_pull(ticket, at<float>(out), timeout);
+            const auto ticket = c.get()->start_pull(table, at<std::int64_t>(ids), count, own, all, distinct);
+            c.get()->finish_pull(ticket, at<float>(out), timeout);
           },
           "table"_a, "ids_at"_a, "count"_a, "out_at"_a, "own"_a = 0, "all"_a = 0, "timeout_seconds"_a = 60.0,
           "distinct"_a = false, NoGil())
       .def(
           "start_pull",
           [](Client& c, std::uint32_t table, Address ids, std::size_t count, std::uint64_t own, std::uint64_t all,
-             bool distinct) { return c.get().start_pull(table, at<std::int64_t>(ids), count, own, all, distinct); },
+             bool distinct) { return c.get()->start_pull(table, at<std::int64_t>(ids), count, own, all, distinct); },
           "table"_a, "ids_at"_a, "count"_a, "own"_a = 0, "all"_a = 0, "distinct"_a = false, NoGil())
       .def(
           "finish_pull",
           [](Client& c, std::uint64_t ticket, Address out, double timeout) {
-            c.get().finish_pull(ticket, at<float>(out), timeout);
+            c.get()->finish_pull(ticket, at<float>(out), timeout);
           },
           "ticket"_a, "out_at"_a, "timeout_seconds"_a = 60.0, NoGil())
       .def(
           "take_pull",
           [](Client& c, std::uint64_t ticket, double timeout) {
-            return reinterpret_cast<Address>(c.get().take_pull(ticket, timeout));
+            return reinterpret_cast<Address>(c.get()->take_pull(ticket, timeout));
           },
           "ticket"_a, "timeout_seconds"_a = 60.0, NoGil())
       .def(
-          "release_pull", [](Client& c, std::uint64_t ticket) { c.get().release_pull(ticket); }, "ticket"_a, NoGil())
+          "release_pull", [](Client& c, std::uint64_t ticket) { c.get()->release_pull(ticket); }, "ticket"_a, NoGil())
       .def(
           "start_pull_range",
           [](Client& c, std::uint32_t number, std::uint64_t own, std::uint64_t all) {
-            return c.get().start_pull_range(number, own, all);
+            return c.get()->start_pull_range(number, own, all);
           },
           "number"_a, "own"_a = 0, "all"_a = 0, NoGil())
       .def(
           "pull_range",
           [](Client& c, std::uint32_t number, Address out, std::uint64_t own, std::uint64_t all, double timeout) {
-            c.get().finish_pull(c.get().start_pull_range(number, own, all), at<float>(out), timeout);
+            c.get()->finish_pull(c.get()->start_pull_range(number, own, all), at<float>(out), timeout);
           },
           "number"_a, "out_at"_a, "own"_a = 0, "all"_a = 0, "timeout_seconds"_a = 60.0, NoGil());
 }
@@ -202,7 +210,7 @@ void bind_pushes(nb::class_<Client>& type) {
             push.shows = at<std::uint32_t>(shows), push.clicks = at<float>(clicks), push.pulled = at<float>(pulled);
             push.compensation = compensation, push.lr_factor = lr_factor, push.sequence = sequence;
             push.places = at<std::uint32_t>(places), push.given = given;
-            c.get().push(push);
+            c.get()->push(push);
           },
           "table"_a, "ids_at"_a, "count"_a, "gradients_at"_a, "shows_at"_a = 0, "clicks_at"_a = 0, "pulled_at"_a = 0,
           "compensation"_a = 0.0f, "lr_factor"_a = 1.0f, "sequence"_a = 0, "places_at"_a = 0, "given"_a = 0, NoGil())
@@ -210,31 +218,31 @@ void bind_pushes(nb::class_<Client>& type) {
           "push_range",
           [](Client& c, std::uint32_t number, Address gradients, Address pulled, float compensation, float lr_factor,
              std::uint64_t sequence) {
-            c.get().push_range(number, at<float>(gradients), at<float>(pulled), compensation, lr_factor, sequence);
+            c.get()->push_range(number, at<float>(gradients), at<float>(pulled), compensation, lr_factor, sequence);
           },
           "number"_a, "gradients_at"_a, "pulled_at"_a = 0, "compensation"_a = 0.0f, "lr_factor"_a = 1.0f,
           "sequence"_a = 0, NoGil())
       .def(
           "done",
           [](Client& c, std::uint64_t step, double weight, std::uint64_t batches, bool may_be_late) {
-            c.get().done(step, weight, batches, may_be_late);
+            c.get()->done(step, weight, batches, may_be_late);
           },
           "step"_a, "weight"_a = 1.0, "batches"_a = 1, "may_be_late"_a = false, NoGil())
       .def(
-          "flush", [](Client& c, double timeout) { c.get().flush(timeout); }, "timeout_seconds"_a = 60.0, NoGil())
+          "flush", [](Client& c, double timeout) { c.get()->flush(timeout); }, "timeout_seconds"_a = 60.0, NoGil())
       .def(
-          "leave", [](Client& c, double timeout) { c.get().leave(timeout); }, "timeout_seconds"_a = 60.0, NoGil())
+          "leave", [](Client& c, double timeout) { c.get()->leave(timeout); }, "timeout_seconds"_a = 60.0, NoGil())
       .def(
-          "rest", [](Client& c, double timeout) { c.get().rest(timeout); }, "timeout_seconds"_a = 60.0, NoGil())
+          "rest", [](Client& c, double timeout) { c.get()->rest(timeout); }, "timeout_seconds"_a = 60.0, NoGil())
       .def(
           "set_rows",
           [](Client& c, std::uint32_t table, Address ids, std::size_t count, Address values) {
-            c.get().set_rows(table, at<std::int64_t>(ids), count, at<float>(values));
+            c.get()->set_rows(table, at<std::int64_t>(ids), count, at<float>(values));
           },
           "table"_a, "ids_at"_a, "count"_a, "values_at"_a, NoGil())
       .def(
           "set_range",
-          [](Client& c, std::uint32_t number, Address values) { c.get().set_range(number, at<float>(values)); },
+          [](Client& c, std::uint32_t number, Address values) { c.get()->set_range(number, at<float>(values)); },
           "number"_a, "values_at"_a, NoGil());
 }
 
@@ -244,7 +252,7 @@ void bind_rest(nb::class_<Client>& type) {
           [](Client& c, std::uint32_t number, const nb::bytes& config) {
             const TableConfig made = config_of(config);
             const nb::gil_scoped_release release;
-            c.get().create_table(number, made);
+            c.get()->create_table(number, made);
           },
           "number"_a, "config"_a)
       .def(
@@ -252,16 +260,16 @@ void bind_rest(nb::class_<Client>& type) {
           [](Client& c, std::uint32_t number, const nb::bytes& config, std::size_t count, std::uint32_t server) {
             const TableConfig made = config_of(config);
             const nb::gil_scoped_release release;
-            c.get().create_range(number, made, count, server);
+            c.get()->create_range(number, made, count, server);
           },
           "number"_a, "config"_a, "count"_a, "server"_a = 0)
       .def(
-          "end_day", [](Client& c, std::uint32_t table, float decay) { c.get().end_day(table, decay); }, "table"_a,
+          "end_day", [](Client& c, std::uint32_t table, float decay) { c.get()->end_day(table, decay); }, "table"_a,
           "decay"_a, NoGil())
       .def(
           "shrink",
           [](Client& c, std::uint32_t table, float score_below, std::uint32_t unseen_days, float click_weight) {
-            return c.get().shrink(table, score_below, unseen_days, click_weight);
+            return c.get()->shrink(table, score_below, unseen_days, click_weight);
           },
           "table"_a, "score_below"_a = 0.0f, "unseen_days"_a = 0, "click_weight"_a = 0.0f, NoGil())
       .def("scan", &scan, "table"_a, "server"_a, "cursor"_a, "room"_a)
@@ -271,18 +279,18 @@ void bind_rest(nb::class_<Client>& type) {
             std::string text;
             {
               const nb::gil_scoped_release release;
-              text = c.get().stats(server);
+              text = c.get()->stats(server);
             }
             return parsed(text);
           },
           "server"_a = 0)
       .def("close", &Client::close)
-      .def_prop_ro("global_step", [](const Client& c) { return c.get().global_step(); })
-      .def_prop_ro("is_pushing", [](const Client& c) { return c.get().is_pushing(); })
-      .def_prop_ro("steps_over", [](const Client& c) { return c.get().steps_over(); })
-      .def_prop_ro("bytes_sent", [](const Client& c) { return c.get().bytes_sent(); })
-      .def_prop_ro("bytes_received", [](const Client& c) { return c.get().bytes_received(); })
-      .def_prop_ro("shared", [](const Client& c) { return c.get().shared(); });
+      .def_prop_ro("global_step", [](const Client& c) { return c.get()->global_step(); })
+      .def_prop_ro("is_pushing", [](const Client& c) { return c.get()->is_pushing(); })
+      .def_prop_ro("steps_over", [](const Client& c) { return c.get()->steps_over(); })
+      .def_prop_ro("bytes_sent", [](const Client& c) { return c.get()->bytes_sent(); })
+      .def_prop_ro("bytes_received", [](const Client& c) { return c.get()->bytes_received(); })
+      .def_prop_ro("shared", [](const Client& c) { return c.get()->shared(); });
 }
 
 }  // namespace

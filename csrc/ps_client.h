@@ -55,6 +55,9 @@ class PsClient {
   PsClient(const PsClient&) = delete;
   PsClient& operator=(const PsClient&) = delete;
 
+  // Ends all calls with an error, those of other threads too. What follows is the end of this object.
+  void stop() { post_->stop(); }
+
   void create_table(std::uint32_t number, const TableConfig& config);
   void create_range(std::uint32_t number, const TableConfig& config, std::size_t count, std::uint32_t server);
 

@@ -39,9 +39,13 @@ PsPost::PsPost(const std::vector<int>& fds, std::vector<std::string> names, std:
   pthread_setname_np(thread_.native_handle(), "ps-client");
 }
 
-PsPost::~PsPost() {
+void PsPost::stop() {
   stopping_ = true;
   wake();
+}
+
+PsPost::~PsPost() {
+  stop();
   if (thread_.joinable()) thread_.join();
   for (const auto& lane : lanes_) close(lane->fd);
   close(wake_fd_);

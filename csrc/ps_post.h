@@ -60,6 +60,8 @@ class PsPost {
   PsPost(const PsPost&) = delete;
   PsPost& operator=(const PsPost&) = delete;
 
+  // Whoever waits, and whoever comes later, is told that the client was closed.
+  void stop();
   void submit(std::size_t lane, const PsRequestPtr& request);
   // Throw PsError: what the server answered, or that it is lost, or that the time is over.
   void wait(std::size_t lane, const PsRequestPtr& request, Clock::time_point deadline);

@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import struct
+import threading
 import time
 from typing import Any
 
@@ -308,3 +309,27 @@ def test_a_dead_server_is_noticed_at_once() -> None:
         assert (caught.value.kind, time.monotonic() - begin < 2) == ("lost", True)
         with pytest.raises(_native.PsError, match="closed"):
             client.push(0, ids, 1.0)
+
+
+def test_a_client_that_is_closed_ends_the_calls_of_other_threads() -> None:
+    with job() as made:
+        client = made.join(0)
+        client.create_table(0)
+        ids, out = np.arange(10, dtype=np.int64), np.empty((10, 4), dtype=np.float32)
+        ticket = client.native.start_pull(0, at(ids), 10, 5)  # waits for a step that does not come
+        told: list[str] = []
+
+        def finish() -> None:
+            try:
+                client.native.finish_pull(ticket, at(out), DEADLINE_SECONDS)
+            except (_native.PsError, ValueError) as error:
+                told.append(str(error))
+
+        waiting = threading.Thread(target=finish)
+        waiting.start()
+        time.sleep(0.1)  # it is in the call by now, or else finds the client closed
+        client.native.close()
+        waiting.join(DEADLINE_SECONDS)
+        assert told[0].endswith(("the client was closed", "the client is closed"))
+        with pytest.raises(ValueError, match="the client is closed"):
+            client.native.flush()
