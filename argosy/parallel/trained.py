@@ -17,7 +17,10 @@ from argosy.parallel.replicas import modules_of
 
 
 class Trained:
-    """The parameters of one model that want, or have wanted, gradients; `names` has their names, in their order."""
+    """The parameters of one model that want, or have wanted, gradients; `names` has their names, in the model's order.
+
+    Workers look at different times, if one alone calls its model in between: the order must not depend on that.
+    """
 
     def __init__(
         self,
@@ -50,9 +53,11 @@ class Trained:
                 self._known.add(parameter)
             if parameter.requires_grad:
                 self._listen_to(parameter, name)
-        for parameter in self.names.keys() - named.keys():  # its layer was replaced
-            del self.names[parameter]
+        for parameter in self._hooks.keys() - named.keys():  # its layer was replaced
             self._hooks.pop(parameter)[0].remove()
+        self.names = {parameter: name for parameter, name in named.items() if parameter in self._hooks}
+        new = set(self.strangers)
+        self.strangers = [parameter for parameter in named if parameter in new]
         self._known &= named.keys()
         return True
 
@@ -66,7 +71,6 @@ class Trained:
         return [parameter for parameter in own if parameter is not None]
 
     def _listen_to(self, parameter: nn.Parameter, name: str) -> None:
-        self.names[parameter] = name  # another one than before, if layers were inserted
         hook, dtype = self._hooks.get(parameter, (None, None))
         if dtype != parameter.dtype:  # with its type, a parameter changes where autograd adds its gradients up
             if hook is not None:

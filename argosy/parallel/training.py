@@ -128,17 +128,18 @@ class Training:
         """Let what acts on an optimizer's steps act on this one's. Its models have been added before."""
         self._layout.follow(optimizer)
         self._attach_stages(optimizer)
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        trained = [model for model in self._models.values() if any(id(p) in held for p in model.parameters())]
+        parallels = [parallel for parallel in self._parallel if parallel.model in trained]
+        for parallel in parallels:  # before states are divided: parts are taken of gradients that are all there
+            parallel.attach(optimizer)
         if self._stage == 1 and self._mesh.sizes.shard > 1:
             self._leaving.callback(self._layout.divide_states(optimizer).close)
         for replicas in self._local:
             replicas.attach(optimizer)
-        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        trained = [model for model in self._models.values() if any(id(p) in held for p in model.parameters())]
-        for parallel in self._parallel:
-            if parallel.model in trained:
-                parallel.attach(optimizer)
-                if parallel.codec is not None:
-                    parallel.codec.attach(dict(parallel.model.named_parameters()), optimizer)
+        for parallel in parallels:
+            if parallel.codec is not None:
+                parallel.codec.attach(dict(parallel.model.named_parameters()), optimizer)
         if self._group.size == 1 and trained and (unused := make_codec(self._config.part(CompressConfig))):
             unused.check(optimizer)  # what several workers would refuse, one does too
         self._add_rate(optimizer)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from launching import FORKED, succeed
 from ranks import Place, run
 from together import TINY, Together, batch, net, squares
 from torch import Tensor, nn
@@ -136,3 +139,60 @@ def check_after_a_failure(place: Place, again: bool) -> None:
 @pytest.mark.parametrize("again", [True, False])
 def test_a_failed_pass_is_forgotten_though_the_model_is_never_called(again: bool) -> None:
     run(check_after_a_failure, 2, again)
+
+
+def check_looks_between_changes(place: Place) -> None:
+    """One worker alone calls its model between two changes: what is reduced together stays the same everywhere."""
+    torch.manual_seed(1)
+    model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(3)))
+    model[:2].requires_grad_(False)
+    both = Together(place, model)
+    for number in (1, 0):
+        for each in (both.model, both.alone):
+            each[number].requires_grad_(True)
+        if place.rank == 0:
+            both.model(torch.randn(2, 6))
+    both.backward(squares, torch.randn(sum(both.shares), 6, generator=torch.Generator().manual_seed(0)))
+    both.check()
+    for number in (2, 1):  # and layers that are new, with numbers of each worker's own
+        torch.manual_seed(place.rank)
+        both.model[number] = nn.Linear(6, 6)
+        if place.rank == 0:
+            both.model(torch.randn(2, 6))
+    both.zero_grad()
+    both.begin(step=1)
+    squares(both.model, torch.randn(both.shares[place.rank], 6)).backward()
+    for parameter in both.model.parameters():
+        assert torch.equal(*both.group.all_gather(parameter.detach()))
+
+
+def test_workers_agree_on_buckets_whenever_they_look_at_their_models() -> None:
+    run(check_looks_between_changes, 2)
+
+
+NEW_HEAD = """
+import torch
+from torch import nn
+import argosy
+
+fleet = argosy.init()
+torch.manual_seed(1)
+net = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+net.requires_grad_(False)
+net, optimizer = fleet.distribute(net, torch.optim.SGD(net.parameters(), lr=1.0))
+net[2] = nn.Linear(4, 4)
+optimizer.add_param_group({"params": list(net[2].parameters())})
+before = net[2].weight.detach().clone()
+if fleet.rank == 0:  # the other worker has no gradient of it
+    net[2](net[1](net[0](torch.ones(3, 4)))).sum().backward()
+optimizer.step()
+print("moved", [int(row) for row in (net[2].weight.detach() != before).all(1)])
+fleet.close()
+"""
+
+
+def test_gradients_that_a_step_catches_up_are_divided_as_others_are(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(NEW_HEAD)
+    done = succeed([*FORKED, "run", "--workers", "2", "--strategy", "shard_stage=1", script])
+    assert done.out.count("moved [1, 1, 1, 1]") == 2
