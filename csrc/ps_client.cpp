@@ -44,6 +44,12 @@ PsClient::PsClient(PsClientConfig config, std::function<void()> interrupted)
   }
 }
 
+// A pull and its requests hold each other until it is over: those that nobody has finished end here.
+PsClient::~PsClient() {
+  post_.reset();
+  for (const auto& [ticket, pull] : pulls_) pull->requests.clear();
+}
+
 // Both connections of a server map the memory; if one cannot, all goes by the sockets.
 void PsClient::attach(std::size_t server) {
   const Heap& heap = *blocks_->heap();

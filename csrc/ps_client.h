@@ -52,10 +52,11 @@ class PsClient {
   };
 
   PsClient(PsClientConfig config, std::function<void()> interrupted);
+  ~PsClient();
   PsClient(const PsClient&) = delete;
   PsClient& operator=(const PsClient&) = delete;
 
-  // Ends all calls with an error, those of other threads too. What follows is the end of this object.
+  // Ends all calls with an error, those of other threads too, and those that are yet to come.
   void stop() { post_->stop(); }
 
   void create_table(std::uint32_t number, const TableConfig& config);

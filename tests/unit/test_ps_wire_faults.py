@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -333,3 +334,20 @@ def test_a_client_that_is_closed_ends_the_calls_of_other_threads() -> None:
         assert told[0].endswith(("the client was closed", "the client is closed"))
         with pytest.raises(ValueError, match="the client is closed"):
             client.native.flush()
+
+
+def mapped() -> int:
+    """How often this process has memory mapped that it may share."""
+    return sum("memfd" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_a_client_that_is_closed_while_rows_are_on_their_way_gives_its_memory_back() -> None:
+    before = mapped()
+    with job() as made:
+        client = made.join(0, shared=True)
+        client.create_table(0)
+        assert client.native.shared == [True]
+        ids = np.arange(10, dtype=np.int64)
+        client.native.start_pull(0, at(ids), 10, 5)  # of a step that does not come
+        client.native.close()
+    assert mapped() == before
