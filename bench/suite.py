@@ -44,18 +44,19 @@ def main(
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that namespaces and processes are cleared away
     report = Report(title + (" (a quick run: its figures mean little)" if options.quick else ""))
-    names = options.only or list(parts)
+    done: list[str] = []
     try:
-        for name in names:
+        for name in options.only or list(parts):
             hindrance = network.possible() if parts[name].needs_network else None
             if hindrance:
                 report.notes.append(f"{name} left out: {hindrance}")
             else:
                 parts[name].run(report, quick_plan if options.quick else plan, options.quick)
+                done.append(name)
     finally:
         if options.only and options.json.exists():
             report.keep(options.json, any_machine)
-            report.notes.append(f"measured later than the rest: {', '.join(names)}")
+            report.notes.append(f"measured later than the rest: {', '.join(done)}")
         report.notes += [note for part in parts.values() for note in part.notes(report)]
         report.claims = [one for part in parts.values() for one in part.claims(report)]
         write(report, options.json)
