@@ -56,7 +56,8 @@ def main(
     finally:
         if options.only and options.json.exists():
             report.keep(options.json, any_machine)
-            report.notes.append(f"measured later than the rest: {', '.join(done)}")
+            told = [f"{name}{'' if name in done else ' (not to its end)'}" for name in options.only]
+            report.notes.append(f"measured later than the rest: {', '.join(told)}")
         report.notes += [note for part in parts.values() for note in part.notes(report)]
         report.claims = [one for part in parts.values() for one in part.claims(report)]
         write(report, options.json)
