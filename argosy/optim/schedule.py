@@ -75,9 +75,9 @@ class LearningRate:
         """Whether the user has asked for anything."""
         return self._config.lr_scale != "none" or self._config.warmup_span() is not None
 
-    def attach(self, optimizer: Optimizer) -> LearningRate:
-        """From now on, scale the steps of this optimizer."""
-        self._optimizer = optimizer
+    def attach(self, optimizer: Optimizer, closes: Callable[[], bool] = lambda: True) -> LearningRate:
+        """From now on, scale the steps of this optimizer. `closes`: whether the batch at hand is the last of a step."""
+        self._optimizer, self._closes = optimizer, closes
         if self.active:
             self._hooks = [
                 optimizer.register_step_pre_hook(self._begin),
@@ -151,7 +151,7 @@ class LearningRate:
 
     def _end(self, optimizer: Optimizer, *_: Any) -> None:
         self._restore()
-        self.steps += takes_step(optimizer)
+        self.steps += takes_step(optimizer, self._closes())
 
     def _restore(self) -> None:
         for group, own, ours in self._changed:

@@ -28,7 +28,6 @@ from argosy.data.loader import Loader
 from argosy.optim.average import Average
 from argosy.optim.config import OptimConfig
 from argosy.optim.fused import Fused
-from argosy.optim.gradients import takes_step
 from argosy.optim.precision import Precision
 from argosy.optim.schedule import LearningRate
 from argosy.parallel.clip import clip_by_global_norm
@@ -174,7 +173,7 @@ class Training:
             rate = LearningRate(config, later=self._choose_loader)
         else:
             rate = LearningRate(config, *(_lengths(self._loaders[0]) if self._loaders else ()))
-        rate.attach(optimizer)
+        rate.attach(optimizer, lambda: self._cursor.closes)
         self._leaving.callback(rate.close)
         self._rates.append(rate)
         self._tell_rate(rate)
@@ -236,7 +235,8 @@ class Training:
             optimizer.zero_grad()
             loss = staged.backward(x, y, loss_fn) if staged is not None else self._backward(model, x, y, loss_fn)
             mean_loss = self._cursor.mean_loss
-            if clip_norm is not None and takes_step(optimizer) and self._precision.unscale_(optimizer):
+            # Not by the gradients at hand: a worker whose stage is frozen has none, and the norm is asked of all.
+            if clip_norm is not None and self._cursor.closes and self._precision.unscale_(optimizer):
                 self._clip(optimizer, staged, clip_norm)
             if not self._precision.step(optimizer):
                 assert self._precision.scaler is not None

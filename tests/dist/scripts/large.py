@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import argosy
 import argosy.optim
 
-WORDS, LENGTH, WIDTH, HEADS = 48, 16, 32, 4
+WORDS, LENGTH, WIDTH, HEADS, BLOCKS = 48, 16, 32, 4, 2
 
 
 class Block(nn.Module):
@@ -40,7 +40,7 @@ class GPT(nn.Module):
     def __init__(self):
         super().__init__()
         self.token, self.place = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.ModuleList([Block() for _ in range(4)])
+        self.blocks = nn.ModuleList([Block() for _ in range(BLOCKS)])
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
         nn.init.normal_(self.token.weight, std=0.1)
         self.head.weight = self.token.weight
