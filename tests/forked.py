@@ -29,12 +29,15 @@ from multiprocessing.reduction import DupFd
 from typing import IO, Any
 
 import torch
+from namespaces import enter
 
 SERVER = multiprocessing.get_context("forkserver")
 # torch loads _dynamo when the first optimizer is made, which takes seconds in each process that has not.
 PRELOADED = ["torch", "torch.distributed", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining"]
-PRELOADED += ["argosy.fleet", "argosy.cli.main", "argosy.launch.bootstrap", "argosy.ps.serve", "ranks", "forked"]
+PRELOADED += ["argosy.fleet", "argosy.cli.main", "argosy.launch.bootstrap", "argosy.ps.serve"]
+PRELOADED += ["hypothesis", "pytest", "ranks", "forked"]  # what files of tests import, which their ranks import too
 SERVER.set_forkserver_preload(PRELOADED)
+NAMESPACE = "TESTS_NAMESPACE"  # the variable that names the network namespace to start a command in
 
 
 class Command:
@@ -89,6 +92,8 @@ class Command:
 
 def _command(words: list[str], environment: dict[str, str], folder: str, streams: list[Any]) -> None:
     os.chdir(folder)
+    if NAMESPACE in environment:
+        enter(environment.pop(NAMESPACE))
     _become(environment, [stream.detach() for stream in streams])
     sys.argv = words
     if words[0] == "argosy":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import uuid
@@ -11,10 +12,18 @@ from contextlib import contextmanager
 import pytest
 
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
+_CLONE_NEWNET = 0x40000000
 
 
 def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+def enter(namespace: str) -> None:
+    """Move this process into a network namespace."""
+    with open(f"/var/run/netns/{namespace}") as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import time
@@ -16,13 +15,12 @@ from typing import Any
 
 import torch
 from forked import SERVER
+from namespaces import enter
 from torch.distributed import Store, TCPStore
 
 from argosy.comm.config import CommConfig
 from argosy.comm.engine import EngineGroup
 from argosy.control.secret import Secret
-
-_CLONE_NEWNET = 0x40000000
 
 
 @dataclass(frozen=True)
@@ -149,7 +147,7 @@ def _rank(place: tuple[Any, ...], function: Function, arguments: tuple[Any, ...]
     torch.set_num_threads(1)
     try:
         if namespace is not None:
-            _enter(namespace)
+            enter(namespace)
         store = TCPStore(address, port, is_master=serves, wait_for_workers=False)
         results.send(function(Place(rank, size, host_id, Secret.from_hex(secret), store), *arguments))
         if serves:
@@ -158,10 +156,3 @@ def _rank(place: tuple[Any, ...], function: Function, arguments: tuple[Any, ...]
         text = str(error) if not isinstance(error, AssertionError) else traceback.format_exc()
         simple = {name: value for name, value in vars(error).items() if isinstance(value, int | str)}
         results.send(Failed(type(error).__name__, text, time.monotonic(), simple))
-
-
-def _enter(namespace: str) -> None:
-    """Move this process into a network namespace."""
-    with open(f"/var/run/netns/{namespace}") as file:
-        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET) != 0:
-            raise OSError(ctypes.get_errno(), "setns")

@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -228,8 +229,11 @@ def test_groups_of_some_ranks() -> None:
 
 def shared_memory_comes_back(place: Place) -> bool:
     group = place.join()
-    for _ in range(200):  # of 64 MiB each: more than fits, if it did not come back
-        group.empty(1 << 24).fill_(1)
+    for _ in range(8):
+        group.empty(1 << 24).fill_(1)  # 64 MiB
+    status = Path("/proc/self/status").read_text()
+    held_kbytes = int(status.partition("RssShmem:")[2].split()[0])
+    assert held_kbytes < 2 * (64 << 10), f"{held_kbytes} kB are still there"
     kept = group.empty(10).fill_(7)
     group.close()
     del group

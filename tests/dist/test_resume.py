@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
-from launching import ARGOSY, run, succeed
+from launching import ARGOSY, FORKED, run, succeed
 from safetensors.torch import load_file
 
 SCRIPT = Path(__file__).parent / "scripts" / "resume.py"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt.py"
 
 
-def train(workers: int, out: str, *arguments: str, strategy: str = "batch=global") -> list[float]:
-    succeed([*ARGOSY, "run", "--workers", str(workers), "--strategy", strategy, SCRIPT, out, *arguments])
+def train(
+    workers: int, out: str, *arguments: str, strategy: str = "batch=global", command: Sequence[str] = FORKED
+) -> list[float]:
+    succeed([*command, "run", "--workers", str(workers), "--strategy", strategy, SCRIPT, out, *arguments])
     return json.loads(Path(out).read_text())
 
 
 def test_a_run_saved_on_two_workers_goes_on_with_three() -> None:
     whole = train(1, "whole.json", "4", "-", "-")
-    first = train(2, "first.json", "2", "-", "net")
-    second = train(3, "second.json", "2", "net", "-")
+    first = train(2, "first.json", "2", "-", "net", command=ARGOSY)
+    second = train(3, "second.json", "2", "net", "-", command=ARGOSY)
     assert len(whole) == 20
     assert max(abs(a - b) for a, b in zip(whole, first + second, strict=True)) < 1e-5
     (step,) = Path("net").iterdir()
@@ -56,7 +59,7 @@ def test_the_example_goes_on_from_whatever_is_there() -> None:
     def train(workers: int, steps: int) -> str:
         small = {"layers": 1, "width": 16, "heads": 2, "length": 16, "batch": 4, "kbytes": 4, "save-every": 4}
         chosen = [f"--{name}={value}" for name, value in {**small, "save": "net", "steps": steps}.items()]
-        return succeed([*ARGOSY, "run", "--workers", str(workers), EXAMPLE, *chosen]).out
+        return succeed([*FORKED, "run", "--workers", str(workers), EXAMPLE, *chosen]).out
 
     Path("net/.aside-step-00000000-0").mkdir(parents=True)
     assert "going on" not in train(2, 6)
@@ -69,12 +72,12 @@ def test_the_example_goes_on_from_whatever_is_there() -> None:
 
 
 def test_a_checkpoint_that_may_be_missing_is_one_answer_on_all_workers() -> None:
-    said = succeed([*ARGOSY, "run", "--workers", "2", SCRIPT.parent / "missing.py"]).out
+    said = succeed([*FORKED, "run", "--workers", "2", SCRIPT.parent / "missing.py"]).out
     assert sorted(line.partition("] ")[2] for line in said.splitlines() if "found" in line) == ["found False True"] * 2
 
 
 def test_what_cannot_be_loaded_is_said_on_every_worker() -> None:
-    finished = run([*ARGOSY, "run", "--workers", "2", SCRIPT, "out.json", "1", "nowhere", "-"])
+    finished = run([*FORKED, "run", "--workers", "2", SCRIPT, "out.json", "1", "nowhere", "-"])
     assert finished.status == 1
     assert "CheckpointError" in finished.err
     assert "no checkpoint at nowhere" in finished.err

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launching import ARGOSY, run, succeed
+from launching import ARGOSY, FORKED, run, succeed
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SECRET = "5e" * 32
@@ -103,7 +103,7 @@ def test_workers_of_one_host_listen_on_loopback_only(job: tuple[Path, str, str])
 
 def test_events_tell_every_step(tmp_path: Path) -> None:
     script = Path(__file__).parents[2] / "examples" / "train.py"
-    done = succeed([*ARGOSY, "run", "-n", "2", "--run-folder", "run", "--strategy", "batch=global", script])
+    done = succeed([*FORKED, "run", "-n", "2", "--run-folder", "run", "--strategy", "batch=global", script])
     events = [json.loads(line) for line in Path("run/rank1.events.jsonl").read_text().splitlines()]
     steps = [event for event in events if event["event"] == "step"]
     assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
@@ -170,6 +170,6 @@ def test_a_missing_script_is_told() -> None:
 def test_a_strategy_in_the_script_may_not_contradict_the_command_line(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import argosy; argosy.init('batch=global')")
-    done = run([*ARGOSY, "run", "--strategy", "seed=3", script])
+    done = run([*FORKED, "run", "--strategy", "seed=3", script])
     assert done.status == 1
     assert "the command line says this and the script says 'batch=global'" in done.err

@@ -7,11 +7,12 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
-from launching import ARGOSY, alive, finish, free_port, pids, running, succeed, wait_for
+from forked import NAMESPACE
+from launching import ARGOSY, FORKED, Started, alive, finish, free_port, pids, running, succeed, wait_for
 from namespaces import two_hosts
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -28,16 +29,21 @@ def hosts() -> Iterator[tuple[str, str]]:
 @pytest.fixture
 def secret(tmp_path: Path) -> Path:
     file = tmp_path / "job.secret"
-    succeed([*ARGOSY, "secret", file])
+    succeed([*FORKED, "secret", file])
     assert file.stat().st_mode & 0o777 == 0o600
     return file
 
 
-def launcher(host: str, number: int, secret: Path, *words: str | Path, workers: int = 2) -> list[str | Path]:
-    options = ["--workers", str(workers), "--nodes", "2", "--node-rank", str(number), "--coordinator", COORDINATOR]
+def launched(
+    host: str, number: int, secret: Path, *words: str | Path, workers: int = 2, nodes: int = 2, real: bool = False
+) -> AbstractContextManager[Started]:
+    """A launcher on a host; `real` if in an interpreter of its own."""
+    options = ["--workers", str(workers), "--nodes", str(nodes), "--node-rank", str(number)]
+    command = ["run", *options, "--coordinator", COORDINATOR, "--secret-file", secret, *words]
     # Namespaces of one machine could share memory, which hosts cannot.
-    enter = ["ip", "netns", "exec", host, "env", f"ARGOSY_HOST_ID={host}"]
-    return [*enter, *ARGOSY, "run", *options, "--secret-file", secret, *words]
+    if real:
+        return running(["ip", "netns", "exec", host, *ARGOSY, *command], ARGOSY_HOST_ID=host)
+    return running([*FORKED, *command], **{NAMESPACE: host, "ARGOSY_HOST_ID": host})
 
 
 def test_hosts_are_what_the_user_says(secret: Path, tmp_path: Path) -> None:
@@ -47,7 +53,7 @@ def test_hosts_are_what_the_user_says(secret: Path, tmp_path: Path) -> None:
     with ExitStack() as stack:
         nodes = [
             stack.enter_context(
-                running([*ARGOSY, "run", *options, "--node-rank", str(number), script], ARGOSY_HOST_ID=name)
+                running([*FORKED, "run", *options, "--node-rank", str(number), script], ARGOSY_HOST_ID=name)
             )
             for number, name in enumerate(("left", "right"))
         ]
@@ -61,12 +67,12 @@ def test_training_on_two_hosts_is_training_on_one(hosts: tuple[str, str], secret
     words = ["--strategy", "batch=global", script]
     # The second node starts first: it waits for the coordinator.
     with (
-        running(launcher(hosts[1], 1, secret, *words, tmp_path / "two", "plain_loop", workers=1)) as second,
-        running(launcher(hosts[0], 0, secret, *words, tmp_path / "two", "plain_loop")) as first,
+        launched(hosts[1], 1, secret, *words, tmp_path / "two", "plain_loop", workers=1, real=True) as second,
+        launched(hosts[0], 0, secret, *words, tmp_path / "two", "plain_loop", real=True) as first,
     ):
         ends = [finish(process, deadline_seconds=90) for process in (first, second)]
     assert [end.status for end in ends] == [0, 0], [end.err for end in ends]
-    succeed([*ARGOSY, "run", "--workers", "1", *words, tmp_path / "one", "plain_loop"])
+    succeed([*FORKED, "run", "--workers", "1", *words, tmp_path / "one", "plain_loop"])
     one = json.loads((tmp_path / "one" / "rank0.json").read_text())["plain_loop"]
     two = [json.loads((tmp_path / "two" / f"rank{rank}.json").read_text())["plain_loop"] for rank in range(3)]
     assert max(abs(a - b) for a, b in zip(one["losses"], two[0]["losses"], strict=True)) < 1e-5
@@ -75,9 +81,8 @@ def test_training_on_two_hosts_is_training_on_one(hosts: tuple[str, str], secret
 
 
 def test_a_failure_on_one_host_ends_both(hosts: tuple[str, str], secret: Path, tmp_path: Path) -> None:
-    first = launcher(hosts[0], 0, secret, FAULTY, tmp_path, "raise", "3")
-    second = launcher(hosts[1], 1, secret, FAULTY, tmp_path, "raise", "3")
-    with running(first) as one, running(second) as two:
+    words = (FAULTY, tmp_path, "raise", "3")
+    with launched(hosts[0], 0, secret, *words) as one, launched(hosts[1], 1, secret, *words) as two:
         ends = [finish(process, deadline_seconds=60) for process in (one, two)]
     assert [end.status for end in ends] == [1, 1]
     for end in ends:
@@ -95,8 +100,8 @@ def test_a_launcher_that_is_killed_ends_the_other_host(
 ) -> None:
     words = (FAULTY, tmp_path, "never")
     with (
-        running(launcher(hosts[0], 0, secret, *words, workers=1)) as one,
-        running(launcher(hosts[1], 1, secret, *words, workers=1)) as two,
+        launched(hosts[0], 0, secret, *words, workers=1) as one,
+        launched(hosts[1], 1, secret, *words, workers=1) as two,
     ):
         wait_for(lambda: len(list(tmp_path.glob("*.trains"))) == 2, 60, "both train")
         victim, survivor = ((one, two), (two, one))[lost]
@@ -111,8 +116,8 @@ def test_launchers_that_disagree_are_told(hosts: tuple[str, str], secret: Path, 
     script = tmp_path / "script.py"
     script.write_text("open('started', 'w')")
     with (
-        running(launcher(hosts[0], 0, secret, "--strategy", "seed=1", script)) as one,
-        running(launcher(hosts[1], 1, secret, "--strategy", "seed=2", script)) as two,
+        launched(hosts[0], 0, secret, "--strategy", "seed=1", script) as one,
+        launched(hosts[1], 1, secret, "--strategy", "seed=2", script) as two,
     ):
         ends = [finish(process, deadline_seconds=30) for process in (one, two)]
     assert all(end.status != 0 for end in ends)
@@ -125,11 +130,11 @@ def test_launchers_that_disagree_are_told(hosts: tuple[str, str], secret: Path, 
 def test_a_launcher_too_many_does_not_harm_the_job(hosts: tuple[str, str], secret: Path, tmp_path: Path) -> None:
     words = (FAULTY, tmp_path, "never")
     with (
-        running(launcher(hosts[0], 0, secret, *words, workers=1)) as one,
-        running(launcher(hosts[1], 1, secret, *words, workers=1)) as two,
+        launched(hosts[0], 0, secret, *words, workers=1) as one,
+        launched(hosts[1], 1, secret, *words, workers=1) as two,
     ):
         wait_for(lambda: len(list(tmp_path.glob("*.trains"))) == 2, 60, "both train")
-        with running(launcher(hosts[1], 1, secret, *words, workers=1)) as third:
+        with launched(hosts[1], 1, secret, *words, workers=1) as third:
             end = finish(third, deadline_seconds=20)
         assert end.status == 2
         assert "--node-rank 1 is already taken" in end.err
@@ -143,8 +148,10 @@ def test_a_launcher_too_many_does_not_harm_the_job(hosts: tuple[str, str], secre
 def test_a_different_number_of_nodes_is_told(hosts: tuple[str, str], secret: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("open('started', 'w')")
-    three = [word if word != "2" else "3" for word in launcher(hosts[1], 1, secret, script, workers=1)]
-    with running(launcher(hosts[0], 0, secret, script, workers=1)) as one, running(three) as two:
+    with (
+        launched(hosts[0], 0, secret, script, workers=1) as one,
+        launched(hosts[1], 1, secret, script, workers=1, nodes=3) as two,
+    ):
         ends = [finish(process, deadline_seconds=20) for process in (one, two)]
     for end in ends:
         assert end.status == 2
@@ -156,7 +163,7 @@ def test_a_different_number_of_nodes_is_told(hosts: tuple[str, str], secret: Pat
 def test_a_node_that_does_not_come_is_named(hosts: tuple[str, str], secret: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("pass")
-    with running(launcher(hosts[0], 0, secret, "--strategy", "timeout_seconds=2", script)) as one:
+    with launched(hosts[0], 0, secret, "--strategy", "timeout_seconds=2", script) as one:
         end = finish(one, deadline_seconds=20)
     assert end.status == 2
     assert "node 1 did not come within 2 s" in end.err
@@ -165,12 +172,12 @@ def test_a_node_that_does_not_come_is_named(hosts: tuple[str, str], secret: Path
 
 def test_a_node_with_another_secret_is_refused(hosts: tuple[str, str], secret: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.secret"
-    succeed([*ARGOSY, "secret", other])
+    succeed([*FORKED, "secret", other])
     script = tmp_path / "script.py"
     script.write_text("pass")
     with (
-        running(launcher(hosts[0], 0, secret, script)),
-        running(launcher(hosts[1], 1, other, script)) as stranger,
+        launched(hosts[0], 0, secret, script),
+        launched(hosts[1], 1, other, script) as stranger,
     ):
         end = finish(stranger, deadline_seconds=30)
     assert end.status == 2

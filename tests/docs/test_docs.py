@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import ARGOSY, TORCHRUN, succeed
+from launching import ARGOSY, FORKED_PYTHON, TORCHRUN, succeed
 
 import argosy
 
@@ -41,7 +41,7 @@ def test_both_scripts_of_the_readme_run_and_learn() -> None:
         assert len(losses) == 20
         return losses[0], losses[-1]
 
-    before = succeed([sys.executable, ROOT / "examples" / "train_before.py"])
+    before = succeed([*FORKED_PYTHON, ROOT / "examples" / "train_before.py"])
     alone = succeed([sys.executable, ROOT / "examples" / "train.py"])
     together = succeed([*ARGOSY, "run", "-n", "2", "--strategy", "batch=global", ROOT / "examples" / "train.py"])
     for finished in (before, alone, together):
@@ -64,7 +64,7 @@ def test_python_in_the_documents_runs(document: Path, tmp_path: Path) -> None:
     for number, code in enumerate(blocks(document.read_text(), "python")):
         script = tmp_path / f"{document.stem}{number}.py"
         script.write_text(code)
-        succeed([sys.executable, script])
+        succeed([*FORKED_PYTHON, script])
 
 
 def test_scripts_on_the_page_of_the_backend_run(tmp_path: Path) -> None:

@@ -7,17 +7,18 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from launching import ARGOSY, alive, finish, pids, running, wait_for
+from launching import ARGOSY, FORKED, alive, finish, pids, running, wait_for
 
 SCRIPT = Path(__file__).parent / "scripts" / "faulty.py"
 LIMIT_SECONDS = 5.0
 
 
-def job(tmp_path: Path, *arguments: str, workers: int = 3) -> list[str | Path]:
-    return [*ARGOSY, "run", "--workers", str(workers), "--run-folder", tmp_path / "run", SCRIPT, tmp_path, *arguments]
+def job(tmp_path: Path, *arguments: str, workers: int = 3, command: Sequence[str] = FORKED) -> list[str | Path]:
+    return [*command, "run", "--workers", str(workers), "--run-folder", tmp_path / "run", SCRIPT, tmp_path, *arguments]
 
 
 def seconds_since(mark: Path) -> float:
@@ -58,7 +59,7 @@ def test_a_failing_rank_ends_the_run(tmp_path: Path, how: str, status: int, said
 
 
 def test_the_traceback_comes_first_and_whole(tmp_path: Path) -> None:
-    with running(job(tmp_path, "raise")) as launcher:
+    with running(job(tmp_path, "raise", command=ARGOSY)) as launcher:
         lines = finish(launcher, deadline_seconds=60).err.splitlines()
     begin = lines.index("[1] Traceback (most recent call last):")
     end = lines.index("[1] ValueError: the cargo has shifted")
@@ -97,7 +98,7 @@ def test_workers_that_do_not_listen_are_ended_all_the_same(tmp_path: Path) -> No
 
 
 def test_no_worker_outlives_a_killed_launcher(tmp_path: Path) -> None:
-    with running(job(tmp_path, "deaf")) as launcher:
+    with running(job(tmp_path, "deaf", command=ARGOSY)) as launcher:
         wait_until_all_train(tmp_path)
         launcher.kill()
         launcher.wait(timeout=5)
@@ -117,7 +118,7 @@ def test_a_stopped_worker_does_not_outlive_a_killed_launcher_either(tmp_path: Pa
 
 def test_ctrl_c_in_a_terminal_ends_the_run_once(tmp_path: Path) -> None:
     """The terminal sends SIGINT to the launcher's group; workers are in groups of their own."""
-    with running(job(tmp_path, "never", workers=2)) as launcher:
+    with running(job(tmp_path, "never", workers=2, command=ARGOSY)) as launcher:
         wait_until_all_train(tmp_path, workers=2)
         os.killpg(launcher.pid, signal.SIGINT)
         assert finish(launcher, deadline_seconds=LIMIT_SECONDS).status == 130
@@ -137,7 +138,7 @@ def test_a_run_whose_output_is_not_read_can_be_stopped(tmp_path: Path) -> None:
 
 
 def test_nohup_keeps_a_run_alive(tmp_path: Path) -> None:
-    with running(["nohup", *job(tmp_path, "never", workers=2)]) as launcher:
+    with running(["nohup", *job(tmp_path, "never", workers=2, command=ARGOSY)]) as launcher:
         wait_until_all_train(tmp_path, workers=2)
         launcher.send_signal(signal.SIGHUP)
         time.sleep(1)
@@ -148,7 +149,7 @@ def test_nohup_keeps_a_run_alive(tmp_path: Path) -> None:
 
 
 def test_a_signal_while_workers_start_ends_the_run(tmp_path: Path) -> None:
-    with running(job(tmp_path, "never", workers=4)) as launcher:
+    with running(job(tmp_path, "never", workers=4, command=ARGOSY)) as launcher:
         wait_for((tmp_path / "run" / "rank0.log").exists, 20, "the first worker starts")
         launcher.send_signal(signal.SIGINT)
         assert finish(launcher, deadline_seconds=LIMIT_SECONDS).status == 130
