@@ -29,7 +29,11 @@ constexpr auto kNap = std::chrono::milliseconds(20);  // a sleeper looks around 
 // less would do.
 //
 // Giving way is measured in time and not in turns: where others compute, one turn takes as long as they like.
+//
+// While nobody waits for an operation, its rank computes meanwhile, and on the core that a wait would take from it: then
+// a wait sleeps at once.
 using Clock = std::chrono::steady_clock;
+constexpr int kFewSpins = 20;
 constexpr auto kShortSleep = std::chrono::milliseconds(1);
 constexpr Clock::duration kLeastPatience = std::chrono::microseconds(100),
                           kMostPatience = std::chrono::microseconds(1600);
@@ -77,7 +81,7 @@ void Crew::add(int rank, pid_t pid, Mapping mapping) {
   members_.push_back({rank, pid, pidfd, base, std::move(mapping)});
   // With a core for each, a peer comes within microseconds, or is far away. With fewer, it may need this very core.
   const bool crowded = static_cast<int>(members_.size()) > usable_cores();
-  spins_ = crowded ? 20 : 400;
+  spins_ = crowded ? kFewSpins : 400;
   least_patience_ = crowded ? kMostPatience : kLeastPatience;
   patience_ = least_patience_;
   chunk_bytes_ = std::size_t{512} << 10;
@@ -117,10 +121,12 @@ void Crew::meet(const Notice& mine, Watch& watch) {
 }
 
 void Crew::await(std::size_t member, Watch& watch) {
-  for (int turn = 0; turn < spins_; ++turn) {
+  const bool hurried = watch.hurried();
+  for (int turn = 0; turn < (hurried ? spins_ : kFewSpins); ++turn) {
     relax();
     if (has_come(member, std::memory_order_acquire)) return;
   }
+  if (!hurried) return sleep_until_come(member, watch);
   const auto begin = Clock::now();
   auto now = begin;
   for (; now - begin < patience_; now = Clock::now()) {

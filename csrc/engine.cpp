@@ -16,6 +16,18 @@ std::string seconds_text(double seconds) {
   return text;
 }
 
+// Somebody who waits, while this is there.
+class Waiter {
+ public:
+  explicit Waiter(std::atomic<int>& count) : count_(count) { count_.fetch_add(1, std::memory_order_relaxed); }
+  ~Waiter() { count_.fetch_sub(1, std::memory_order_relaxed); }
+  Waiter(const Waiter&) = delete;
+  Waiter& operator=(const Waiter&) = delete;
+
+ private:
+  std::atomic<int>& count_;
+};
+
 }  // namespace
 
 // The watch of one wait: sees the group's health, the caller's signals and the deadline.
@@ -42,6 +54,8 @@ class Engine::Patience final : public Watch {
       engine_.throw_late(peer, *timeout_seconds_, in_collective_);
     }
   }
+
+  bool hurried() const override { return in_caller_ || engine_.waiters_.load(std::memory_order_relaxed) > 0; }
 
  private:
   Engine& engine_;
@@ -131,6 +145,7 @@ std::vector<std::shared_ptr<void>> Engine::take_finished() {
 
 void Engine::wait(const std::shared_ptr<Ticket>& ticket, std::optional<double> timeout_seconds) {
   const auto begin = std::chrono::steady_clock::now();
+  const Waiter waiter(waiters_);
   Lock lock(mutex_);
   while (!ticket->done.load(std::memory_order_acquire)) {
     // An operation runs up to its own deadline: a caller who waits less long leaves it to the engine's thread.

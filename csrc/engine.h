@@ -141,6 +141,7 @@ class Engine {
   std::deque<std::shared_ptr<Ticket>> queue_;
   std::thread thread_, postman_;
   bool running_ = false, closing_ = false;
+  std::atomic<int> waiters_{0};  // callers who wait for an operation
   std::vector<std::shared_ptr<void>> finished_;
   std::mutex leaving_mutex_;
   std::uint64_t sequence_ = 0;

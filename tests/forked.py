@@ -3,9 +3,9 @@
 Loading torch takes seconds of CPU in each process, most of what a short job costs. Tests of what a job computes start
 it here (`launching.FORKED`). It is the launcher's own code, with real processes, sessions, signals and pipes; only no
 interpreter is started, so what Python and the C library read at their start (GLIBC_TUNABLES, say) has no effect, and
-all workers hash strings alike: what a job does in the order of a set shows only between real ones. So tests of
-training on two workers and of resuming, of launching, of kills and of what the docs say start the real command
-(`launching.ARGOSY`). A plain script can be forked too (`launching.FORKED_PYTHON`).
+all workers hash strings alike: what a job does in the order of a set shows only between real ones. So some tests of
+training on two workers, of resuming, of two hosts, of launching, of kills and of what the README says start the real
+command (`launching.ARGOSY`). A plain script can be forked too (`launching.FORKED_PYTHON`).
 """
 
 from __future__ import annotations
