@@ -30,8 +30,8 @@ constexpr auto kNap = std::chrono::milliseconds(20);  // a sleeper looks around 
 //
 // Giving way is measured in time and not in turns: where others compute, one turn takes as long as they like.
 //
-// While nobody waits for an operation, its rank computes meanwhile, and on the core that a wait would take from it: then
-// a wait sleeps at once.
+// While nobody waits for an operation, its rank computes, mostly on the core that a wait would take from it: then a
+// wait sleeps at once.
 using Clock = std::chrono::steady_clock;
 constexpr int kFewSpins = 20;
 constexpr auto kShortSleep = std::chrono::milliseconds(1);

@@ -92,14 +92,17 @@ class Command:
 
 def _command(words: list[str], environment: dict[str, str], folder: str, streams: list[Any]) -> None:
     os.chdir(folder)
-    if NAMESPACE in environment:
-        enter(environment.pop(NAMESPACE))
+    namespace = environment.pop(NAMESPACE, None)
     _become(environment, [stream.detach() for stream in streams])
+    if namespace is not None:
+        enter(namespace)
     sys.argv = words
     if words[0] == "argosy":
         importlib.import_module("argosy.launch.worker").subprocess = _Forking  # type: ignore[attr-defined]
         _end(importlib.import_module("argosy.cli.main").main)
     else:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "argosy" and name != "argosy._native"]:
+            del sys.modules[name]  # a script imports them in an order of its own
         sys.path.insert(0, os.path.dirname(words[0]))
         _end(lambda: runpy.run_path(words[0], run_name="__main__"))
 

@@ -16,12 +16,6 @@ def gradients(optimizer: Optimizer) -> Iterator[Tensor]:
                 yield parameter.grad
 
 
-def takes_step(optimizer: Optimizer, closes: bool = False) -> bool:
-    """Whether `optimizer.step()` would do anything: while gradients are being gathered, there are none to step with.
-
-    Where nothing is trained, as in a stage of frozen layers, it is said to do what the others' steps do, if all that is
-    gathered `closes` one.
-    """
-    if next(gradients(optimizer), None) is not None:
-        return True
-    return closes and not any(each.requires_grad for group in optimizer.param_groups for each in group["params"])
+def takes_step(optimizer: Optimizer) -> bool:
+    """Whether `optimizer.step()` would do anything: while gradients are being gathered, there are none to step with."""
+    return next(gradients(optimizer), None) is not None

@@ -51,6 +51,7 @@ class LearningRate:
         self._config, self._later = config, later
         self.steps = 0  # that the optimizer has taken
         self._optimizer: Optimizer | None = None
+        self._counts: Callable[[], bool] | None = None
         self._hooks: list[RemovableHandle] = []
         self._changed: list[tuple[dict[str, Any], Any, Any]] = []  # group, the script's rate, that of the step
         if later is None:
@@ -75,9 +76,12 @@ class LearningRate:
         """Whether the user has asked for anything."""
         return self._config.lr_scale != "none" or self._config.warmup_span() is not None
 
-    def attach(self, optimizer: Optimizer, closes: Callable[[], bool] = lambda: True) -> LearningRate:
-        """From now on, scale the steps of this optimizer. `closes`: whether the batch at hand is the last of a step."""
-        self._optimizer, self._closes = optimizer, closes
+    def attach(self, optimizer: Optimizer, counts: Callable[[], bool] | None = None) -> LearningRate:
+        """From now on, scale the steps of this optimizer: those for which there are gradients, or that `counts` says.
+
+        A worker of a pipeline may hold nothing that is trained, and counts the steps of the others.
+        """
+        self._optimizer, self._counts = optimizer, counts
         if self.active:
             self._hooks = [
                 optimizer.register_step_pre_hook(self._begin),
@@ -151,7 +155,7 @@ class LearningRate:
 
     def _end(self, optimizer: Optimizer, *_: Any) -> None:
         self._restore()
-        self.steps += takes_step(optimizer, self._closes())
+        self.steps += takes_step(optimizer) if self._counts is None else self._counts()
 
     def _restore(self) -> None:
         for group, own, ours in self._changed:

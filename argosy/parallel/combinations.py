@@ -42,6 +42,12 @@ class HybridConfig(TrainingConfig, BatchConfig, MeshConfig):
         yield from self._unused(sizes, whole)
         if not whole and self.sync != "step":
             yield "sync", "replicas that train alone hold whole models; use data= alone, or no sync"
+        if self.recompute == "auto" and self.sync_batchnorm:
+            yield (
+                "recompute",
+                "each worker goes by its own memory, and a block that is computed again gathers statistics again, with "
+                "all workers; use every:1 or every:2",
+            )
         if self.stage == 1 and sizes.shard > 1:
             yield from self._refused_with_states(sizes)
         if not whole:

@@ -173,7 +173,7 @@ class Training:
             rate = LearningRate(config, later=self._choose_loader)
         else:
             rate = LearningRate(config, *(_lengths(self._loaders[0]) if self._loaders else ()))
-        rate.attach(optimizer, lambda: self._cursor.closes)
+        rate.attach(optimizer, (lambda: self._cursor.closes) if self._layout.stages else None)
         self._leaving.callback(rate.close)
         self._rates.append(rate)
         self._tell_rate(rate)

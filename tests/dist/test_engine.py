@@ -233,7 +233,7 @@ def shared_memory_comes_back(place: Place) -> bool:
         group.empty(1 << 24).fill_(1)  # 64 MiB
     status = Path("/proc/self/status").read_text()
     held_kbytes = int(status.partition("RssShmem:")[2].split()[0])
-    assert held_kbytes < 2 * (64 << 10), f"{held_kbytes} kB are still there"
+    assert held_kbytes < 64 << 10, f"{held_kbytes} kB are still there"
     kept = group.empty(10).fill_(7)
     group.close()
     del group

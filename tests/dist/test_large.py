@@ -61,6 +61,7 @@ MODES: dict[str, tuple[int, list[str]]] = {
 ACCUMULATED = {
     3: ["batch=global accumulate=3 shard_stage=1", "batch=global accumulate=3 shard_stage=3"],
     4: ["accumulate=3 pipeline=2 tensor=2"],
+    2: ["tuned|accumulate=3 pipeline=2 split=blocks.1"],  # the first stage is frozen
 }
 DIRECT = ["direct|pipeline=2 schedule=zero-bubble", "direct|tensor=2", "direct|batch=global shard_stage=3"]
 OPTIMIZERS = {
@@ -71,11 +72,14 @@ OPTIMIZERS = {
 TUNED = {
     2: [
         "tuned|pipeline=2 schedule=zero-bubble",
-        "tuned|pipeline=2",
+        "tuned|pipeline=2 split=blocks.1",
         "tuned|tensor=2",
         "tuned|batch=global shard_stage=3",
     ],
-    4: ["tuned|batch=global pipeline=2 data=2", "tuned|batch=global pipeline=2 shard=2 shard_stage=2"],
+    4: [
+        "tuned|batch=global pipeline=2 data=2 split=blocks.1",
+        "tuned|batch=global pipeline=2 shard=2 shard_stage=2 split=blocks.1",
+    ],
 }
 RATES = "lr_scale=linear warmup=6 ramp=2:1epochs"
 RATED = [
@@ -112,7 +116,7 @@ def trained(folder: Path, workers: int, strategies: list[str]) -> dict[str, list
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
     words = (*OPTIMIZERS, "direct", "tuned")
     lines = ["batch=global", "batch=global accumulate=3", f"batch=global {RATES}"]
-    lines += [f"{word}|batch=global" for word in words]
+    lines += [f"{word}|batch=global" for word in words] + ["tuned|batch=global accumulate=3"]
     told = trained(tmp_path_factory.mktemp("alone"), 1, lines)
     return {line: ranks[0] for line, ranks in told.items()}
 
@@ -135,9 +139,9 @@ def test_a_model_in_parts_learns_what_one_process_learns(alone: dict[str, Told],
 
 @pytest.mark.parametrize("workers", ACCUMULATED)
 def test_batches_are_added_up(alone: dict[str, Told], tmp_path: Path, workers: int) -> None:
-    for ranks in trained(tmp_path, workers, ACCUMULATED[workers]).values():
+    for strategy, ranks in trained(tmp_path, workers, ACCUMULATED[workers]).items():
         parameters = [{name: value for name, value in told.items() if name != "losses"} for told in ranks]
-        expected = alone["batch=global accumulate=3"]
+        expected = alone[f"{'tuned|' * strategy.startswith('tuned')}batch=global accumulate=3"]
         check([told | {"losses": expected["losses"]} for told in parameters], expected)
 
 

@@ -21,7 +21,9 @@ def test_sharded_models() -> None:
 
 def test_two_workers_that_divide_layers_or_hold_stages() -> None:
     check(2, "averaged|tensor=2 average=ema:0.9", "two_terms|tensor=2", "thawed|pipeline=2 split=blocks.2")
+    check(2, "thawed_too_late|pipeline=2 split=blocks.1")
 
 
 def test_four_workers() -> None:
-    check(4, "thawed|pipeline=[3,1] split=blocks.2", "without_samples|batch=global pipeline=2 data=2")
+    uneven = ["thawed|pipeline=[3,1] split=blocks.2", "now_and_then|pipeline=[3,1] micro_batches=4 split=blocks.2"]
+    check(4, *uneven, "without_samples|batch=global pipeline=2 data=2")

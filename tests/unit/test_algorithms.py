@@ -38,7 +38,7 @@ def test_an_algorithm_is_right_for_small_worlds(collective: Collective, name: st
             verify(ALGORITHMS[collective][name](Topology.uniform(ranks)))
 
 
-# Rings are the same for any number of ranks, and those of 1,000 have millions of steps.
+# These are the same for any number of ranks, and have millions of steps with 1,000.
 LARGE = [(*one, ranks) for one in EVERY for ranks in (600, 1000) if ranks == 600 or one[1] not in ("ring", "pairwise")]
 
 

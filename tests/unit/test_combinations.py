@@ -34,6 +34,7 @@ REFUSED = [
     # pipelines
     ("pipeline=2 average=ema:0.9", 2, "average=ema:0.9: a pipeline's workers hold different layers"),
     ("pipeline=2 recompute=auto", 2, "recompute=auto: .* no worker has all; use every:1"),
+    ("sync_batchnorm=true recompute=auto", 2, "recompute=auto: .* gathers statistics again"),
     ("tensor=2 recompute=auto", 2, "recompute=auto: .* compute it again together; use every:1"),
     ("pipeline=2 schedule=zero-bubble data=2", 4, "schedule=zero-bubble: .* 2 replicas .* use schedule=interleaved"),
     ("pipeline=2 schedule=zero-bubble shard=2", 4, "schedule=zero-bubble: .* 2 replicas .* use schedule=interleaved"),

@@ -41,17 +41,16 @@ def test_nothing_changes_unless_asked() -> None:
     assert steps_of(weight, sgd, 3) == pytest.approx([0.1] * 3)
 
 
-def test_a_stage_that_is_frozen_warms_up_with_the_others() -> None:
-    """It has no gradient to show by which batch a step is closed; thawed later, it is where the others are."""
-    weight, sgd = one_weight()
-    weight.requires_grad_(False).grad = None
-    closes = [False, True] * 2
-    LearningRate(OptimConfig(warmup=4)).attach(sgd, lambda: closes.pop(0))
-    for _ in range(4):
-        sgd.step()
-    closes.extend([True] * 3)
-    weight.requires_grad_(True).grad = torch.ones(())
-    assert steps_of(weight, sgd, 3) == pytest.approx([0.075, 0.1, 0.1])
+def test_steps_are_counted_by_gradients_or_as_told() -> None:
+    """A stage of frozen layers has none, and counts with the others; a model that is thawed begins to warm up then."""
+    closes = iter([False, True] * 2)
+    for counts, steps in ((None, 0), (lambda: next(closes), 2)):
+        weight, sgd = one_weight()
+        weight.grad = None
+        rate = LearningRate(OptimConfig(warmup=4)).attach(sgd, counts)
+        for _ in range(4):
+            sgd.step()
+        assert rate.state_dict() == {"steps": steps}
 
 
 def test_the_linear_rule_warms_up_from_the_scripts_own_rate() -> None:

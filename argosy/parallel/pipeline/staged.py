@@ -51,6 +51,7 @@ class Staged(ABC):
         self._optimizers: list[Optimizer] = []
         self._parts: Parts | None = None
         self._held = Held({}, [])
+        self._sealed: set[str] = set()  # frozen parameters of stages that no gradient comes back to
         self._fresh = True  # the first step with new shapes warms up, and is not measured
         self.micro_batches = 0  # into how many parts a batch is cut; known when the model is cut
         self.stages = [stage for stage, workers in stages.items() if links.rank in workers]
@@ -122,6 +123,7 @@ class Staged(ABC):
         here = dict(self.model.named_parameters())
         shared = self.parts.ties(self._workers.__getitem__, list(here))
         self._ties = Ties(self._links, {workers: [here[name] for name in names] for workers, names in shared.items()})
+        self._sealed = self._frozen_where_nothing_comes_back(part)
 
     def step(self, x: Any, y: Any, loss_fn: LossFunction, scale: float = 1.0) -> Tensor:
         """Forward and backward of a batch; returns the mean loss over it, on all workers of the pipeline.
@@ -130,6 +132,7 @@ class Staged(ABC):
         the model (a tuple or list as its arguments, a dict as its keywords).
         """
         self.build(x)
+        self._check_thawed()
         batch = cut(x, y, self.micro_batches)
         for module in self.stage_modules:
             module.begin(batch, loss_fn, scale)
@@ -193,6 +196,23 @@ class Staged(ABC):
             self._show(
                 f"pipeline: {self._meter.measured:.0%} of the workers' time is idle, {self._theory:.0%} by theory "
                 f"(schedule={self._config.schedule}, {self.micro_batches} micro-batches)"
+            )
+
+    def _frozen_where_nothing_comes_back(self, part: MicroBatch) -> set[str]:
+        ends = [(stage, self.parts.bounds(stage)[1]) for stage in self.stages]
+        crossing = {stage: self._cutting.crossing(end, part) for stage, end in ends if end is not None}
+        sealed = [stage for stage, metas in crossing.items() if not any(meta.requires_grad for meta in metas)]
+        held = self.parts.held_by(sealed)
+        return {name for name, each in self.model.named_parameters() if name in held and not each.requires_grad}
+
+    def _check_thawed(self) -> None:
+        """Refuse gradients that nobody would send: the other workers know nothing of what happens in this stage."""
+        thawed = [name for name in sorted(self._sealed) if self.model.get_parameter(name).requires_grad]
+        if thawed:
+            raise RuntimeError(
+                f"{thawed[0]} was thawed, of a stage that was frozen as a whole when the model was cut: no gradient "
+                f"comes back to it; thaw it before the first step (a rate of 0 keeps it as it is until then), or save, "
+                f"and go on in a new run"
             )
 
     def _check_sharded(self) -> None:

@@ -6,6 +6,7 @@ end of a step their gradients are added up, so that they stay the same bit for b
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -83,9 +84,11 @@ class UnevenPipeline(Staged):
         learning = [layer for layer in self.model.modules() if isinstance(layer, _NormBase) and layer.training]
         running = {id(value) for layer in learning for value in (layer.running_mean, layer.running_var)}
         mine = {name for name, stages in self.parts.stages_of.items() if stages == (self.stages[0],)}
-        # Running statistics change without a new version.
-        changed = [name for name in now if name in mine and (now[name] != before.get(name) or now[name][0] in running)]
-        make_one([self.model.get_buffer(name) for name in changed], workers, self._links)
+        names = [name for name in now if name in mine]
+        # Running statistics change without a new version. Workers of a stage may have had more turns than others.
+        changed = torch.tensor([float(now[name] != before.get(name) or now[name][0] in running) for name in names])
+        make_one([changed], workers, self._links)
+        make_one([self.model.get_buffer(name) for name in itertools.compress(names, changed)], workers, self._links)
 
     def _here(self, value: Any) -> Any:
         if self._device is None:

@@ -3,6 +3,7 @@
 import copy
 import sys
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
@@ -176,6 +177,48 @@ def thawed(fleet):
     for name, value in alone.named_parameters():
         if name in held:
             torch.testing.assert_close(held[name].detach(), value.detach(), atol=1e-5, rtol=1e-5, msg=name)
+
+
+def thawed_too_late(fleet):
+    """Of a stage that was frozen as a whole, the others do not learn that it is trained."""
+    model = Words()
+    model.words.requires_grad_(False)
+    model.blocks[0].requires_grad_(False)
+    model, _ = fleet.distribute(model, sgd(model))
+    x = torch.randint(0, 16, (8, 5), generator=torch.Generator().manual_seed(2))
+    fleet.step(x, x, by_word, clip_norm=1.0)
+    model.requires_grad_(True)
+    if fleet.is_first:
+        with pytest.raises(RuntimeError, match="was thawed, of a stage that was frozen as a whole"):
+            fleet.step(x, x, by_word, clip_norm=1.0)
+
+
+class Now(nn.Module):
+    """Remembers what it saw at every second call."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls % 2 == 0:
+            self.seen += x.detach().abs().mean()
+        return x
+
+
+def now_and_then(fleet):
+    """A stage's workers, of which one has more turns than the others, change a buffer in some of them."""
+    model = Words()
+    model.blocks = nn.Sequential(Now(), *model.blocks)
+    model, _ = fleet.distribute(model, sgd(model))
+    x = torch.randint(0, 16, (8, 5), generator=torch.Generator().manual_seed(2))
+    for _ in range(2):
+        fleet.step(x, x, by_word)
+    seen = dict(model.named_buffers()).get("blocks.0.seen")
+    told = fleet.group.all_gather(torch.zeros(()) if seen is None else seen)
+    assert told[0] == told[1] == told[2] > 0, told
 
 
 def without_samples(fleet):
