@@ -1,7 +1,9 @@
 #include "table.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -27,64 +29,83 @@ Table::Table(const TableConfig& config, std::optional<std::string_view> isa)
 
 Table::~Table() = default;
 
-std::unique_ptr<SortedIds> Table::borrow() const {
-  const std::lock_guard lock(spare_mutex_);
-  if (spare_.empty()) return std::make_unique<SortedIds>();
-  auto sorted = std::move(spare_.back());
-  spare_.pop_back();
-  return sorted;
-}
-
-void Table::give_back(std::unique_ptr<SortedIds> sorted) const {
-  const std::lock_guard lock(spare_mutex_);
-  spare_.push_back(std::move(sorted));
+// How many pieces all trails may have, or 0 if a request is to leave none: memory for several like it is within a
+// sixteenth of the rows', and rows are large enough that such a part is left (see `most_load` in table_shard.cpp).
+std::size_t Table::most_trail_pieces(std::size_t count) const {
+  constexpr std::size_t kLeastRecord = 64, kLeastCount = SortedIds::kPiece / 2, kSeveral = 4;
+  if (shards_[0]->rows().record_bytes() < kLeastRecord || count < kLeastCount) return 0;
+  const std::size_t most = pages_.bytes() / 16 / sizeof(SortedIds);
+  return most >= kSeveral * ((count - 1) / SortedIds::kPiece + 1) ? most : 0;
 }
 
 // Calls `work` with each shard that has some of the ids, and these, while it is locked. Requests begin at different
 // shards, and come back later to those that are in use.
 template <class Work>
-void Table::at_each_shard(const std::int64_t* ids, std::size_t count, const float* beside, Work work) const {
+void Table::at_each_shard(SortedIds& piece, std::size_t first, Work work) const {
+  std::array<std::size_t, kShards> busy;
+  std::size_t left = 0;
+  for (std::size_t i = 0; i < kShards; ++i) {
+    const std::size_t number = (first + i) % kShards;
+    if (piece.of_shard(number).entries.empty()) continue;
+    const std::unique_lock lock(shards_[number]->mutex, std::try_to_lock);
+    if (lock.owns_lock()) {
+      work(*shards_[number], piece.of_shard(number));
+    } else {
+      busy[left++] = number;
+    }
+  }
+  for (std::size_t i = 0; i < left; ++i) {
+    const std::lock_guard lock(shards_[busy[i]]->mutex);
+    work(*shards_[busy[i]], piece.of_shard(busy[i]));
+  }
+}
+
+// The same for all pieces of a request, and whether the rows are known. Those of a trail are used, if it has any, and
+// stay in it.
+template <class Work>
+void Table::at_each_shard(const std::int64_t* ids, std::size_t count, const float* beside, Trail* trail,
+                          Work work) const {
   if (count > kMostIds) {
     throw std::length_error("a request has " + std::to_string(count) + " ids: at most 2^32 - 1 fit");
   }
-  if (count == 0) return;
-  auto sorted = borrow();
   const std::size_t first = turn_.fetch_add(11, std::memory_order_relaxed);  // far apart, and in the end at every one
-  for (std::size_t begin = 0; begin < count;) {
-    begin = sorted->sort(ids, begin, count, beside, config_.dim);
-    std::array<std::size_t, kShards> busy;
-    std::size_t left = 0;
-    for (std::size_t i = 0; i < kShards; ++i) {
-      const std::size_t number = (first + i) % kShards;
-      if (sorted->of_shard(number).empty()) continue;
-      const std::unique_lock lock(shards_[number]->mutex, std::try_to_lock);
-      if (lock.owns_lock()) {
-        work(*shards_[number], sorted->of_shard(number));
-      } else {
-        busy[left++] = number;
-      }
-    }
-    for (std::size_t i = 0; i < left; ++i) {
-      const std::lock_guard lock(shards_[busy[i]]->mutex);
-      work(*shards_[busy[i]], sorted->of_shard(busy[i]));
+  const bool follows = trail != nullptr && !trail->pieces.empty();
+  for (std::size_t begin = 0; begin < count; begin += SortedIds::kPiece) {
+    Piece piece = follows ? std::move(trail->pieces[begin / SortedIds::kPiece]) : trails_.borrow();
+    const bool known = follows && piece->is_of(ids, begin, count, beside, config_.dim);
+    if (!known) piece->sort(ids, begin, count, beside, config_.dim);
+    at_each_shard(*piece, first, [&](Shard& shard, SortedIds::Part part) { work(shard, part, known); });
+    if (follows) {
+      trail->pieces[begin / SortedIds::kPiece] = std::move(piece);
+    } else if (trail != nullptr) {
+      trail->pieces.push_back(std::move(piece));
+    } else {
+      trails_.give_back(std::move(piece));
     }
   }
-  give_back(std::move(sorted));
 }
 
 void Table::pull(const std::int64_t* ids, std::size_t count, float* out) const {
-  at_each_shard(ids, count, out, [&](const Shard& shard, Shard::Entries entries) { shard.pull(entries, out); });
+  const auto work = [&](const Shard& shard, SortedIds::Part part, bool) { shard.pull(part, out); };
+  const std::size_t most_pieces = most_trail_pieces(count);
+  if (most_pieces == 0) return at_each_shard(ids, count, out, nullptr, work);
+  Trail trail{ids[0], ids[count - 1], count, {}};
+  at_each_shard(ids, count, out, &trail, work);
+  trails_.keep(std::move(trail), most_pieces);
 }
 
 Pushed Table::push(const Push& push) {
   Pushed pushed;
-  at_each_shard(push.ids, push.count, push.gradients,
-                [&](Shard& shard, Shard::Entries entries) { shard.push(entries, push, pushed); });
+  Trail trail = trails_.take(push.ids, push.count);
+  at_each_shard(push.ids, push.count, push.gradients, trail.pieces.empty() ? nullptr : &trail,
+                [&](Shard& shard, SortedIds::Part part, bool known) { shard.push(part, known, push, pushed); });
+  trails_.give_back(std::move(trail));
   return pushed;
 }
 
 void Table::set(const std::int64_t* ids, std::size_t count, const float* values) {
-  at_each_shard(ids, count, values, [&](Shard& shard, Shard::Entries entries) { shard.set(entries, values); });
+  at_each_shard(ids, count, values, nullptr,
+                [&](Shard& shard, SortedIds::Part part, bool) { shard.set(part.entries, values); });
 }
 
 std::uint64_t Table::rows() const {
@@ -106,7 +127,7 @@ std::uint64_t Table::waiting() const {
 }
 
 std::uint64_t Table::bytes() const {
-  std::uint64_t all = sizeof *this + kShards * sizeof(Shard) + pages_.bytes();
+  std::uint64_t all = sizeof *this + kShards * sizeof(Shard) + pages_.bytes() + trails_.bytes();
   for (const auto& shard : shards_) {
     const std::lock_guard lock(shard->mutex);
     all += shard->index_bytes();

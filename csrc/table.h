@@ -2,19 +2,19 @@
 //
 // It has shards by hash, each with a lock, an index (table_index.h) and rows (table_rows.h). A request is sorted by
 // shard, then a shard is locked once, and its slots and rows are fetched ahead (table_shard.cpp): what a large table
-// costs is cache misses, and only many at a time make it fast.
+// costs is cache misses, and only many at a time make it fast. Where a pull has found its rows is kept for the push of
+// the same ids (table_trails.h).
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string_view>
 #include <vector>
 
 #include "pages.h"
 #include "table_request.h"
+#include "table_trails.h"
 #include "updater.h"
 
 namespace argosy {
@@ -60,17 +60,17 @@ class Table {
 
  private:
   template <class Work>
-  void at_each_shard(const std::int64_t* ids, std::size_t count, const float* beside, Work work) const;
-  std::unique_ptr<SortedIds> borrow() const;
-  void give_back(std::unique_ptr<SortedIds> sorted) const;
+  void at_each_shard(const std::int64_t* ids, std::size_t count, const float* beside, Trail* trail, Work work) const;
+  template <class Work>
+  void at_each_shard(SortedIds& piece, std::size_t first, Work work) const;
+  std::size_t most_trail_pieces(std::size_t count) const;
 
   const TableConfig config_;
   const Updater updater_;
   Pages pages_;
   std::vector<std::unique_ptr<Shard>> shards_;
   mutable std::atomic<std::size_t> turn_ = 0;
-  mutable std::mutex spare_mutex_;
-  mutable std::vector<std::unique_ptr<SortedIds>> spare_;  // memory of requests that are over
+  mutable Trails trails_;
 };
 
 }  // namespace argosy

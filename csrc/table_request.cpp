@@ -3,11 +3,19 @@
 #include <algorithm>
 
 namespace argosy {
+namespace {
 
 constexpr std::size_t kFetched = 64;  // numbers: longer rows are fetched well enough when they are used
 
-std::size_t SortedIds::sort(const std::int64_t* ids, std::size_t begin, std::size_t count, const float* beside,
-                            std::size_t width) {
+void fetch(const float* beside, std::size_t number, std::size_t width) {
+  if (width > kFetched) return;
+  for (std::size_t i = 0; i < width; i += 16) __builtin_prefetch(beside + number * width + i);
+}
+
+}  // namespace
+
+void SortedIds::sort(const std::int64_t* ids, std::size_t begin, std::size_t count, const float* beside,
+                     std::size_t width) {
   const std::size_t end = begin + std::min(count - begin, kPiece);
   std::array<std::size_t, kShards> counts{}, next;
   for (std::size_t i = begin; i < end; ++i) ++counts[shard_of(mix(static_cast<std::uint64_t>(ids[i])))];
@@ -17,13 +25,21 @@ std::size_t SortedIds::sort(const std::int64_t* ids, std::size_t begin, std::siz
     begins_[shard + 1] = begins_[shard] + counts[shard];
   }
   for (std::size_t i = begin; i < end; ++i) {
-    if (beside != nullptr && width <= kFetched) {
-      for (std::size_t j = 0; j < width; j += 16) __builtin_prefetch(beside + i * width + j);
-    }
+    fetch(beside, i, width);
     const std::uint64_t hash = mix(static_cast<std::uint64_t>(ids[i]));
     entries_[next[shard_of(hash)]++] = {ids[i], static_cast<std::uint32_t>(hash), static_cast<std::uint32_t>(i)};
   }
-  return end;
+  begin_ = begin;
+}
+
+bool SortedIds::is_of(const std::int64_t* ids, std::size_t begin, std::size_t count, const float* beside,
+                      std::size_t width) const {
+  if (begin != begin_ || std::min(count - begin, kPiece) != size()) return false;
+  for (std::size_t i = 0; i < size(); ++i) {
+    fetch(beside, begin + i, width);
+    if (ids[entries_[i].place] != entries_[i].id) return false;
+  }
+  return true;
 }
 
 }  // namespace argosy

@@ -46,17 +46,29 @@ class SortedIds {
     std::uint32_t place;  // in the request
   };
 
-  // Takes up to kPiece ids, from number `begin` on; returns the number of the next one. `beside` are the `width`
-  // numbers that belong to each id, or null: fetched here, where they are in order, as later they will not be.
-  std::size_t sort(const std::int64_t* ids, std::size_t begin, std::size_t count, const float* beside,
-                   std::size_t width);
-  std::span<const Entry> of_shard(std::size_t shard) const {
-    return {entries_.data() + begins_[shard], begins_[shard + 1] - begins_[shard]};
+  // Those of one shard, and beside each the number of its row: a pull writes these, for a push to read.
+  struct Part {
+    std::span<const Entry> entries;
+    std::uint32_t* rows;
+  };
+
+  // Takes up to kPiece ids, from number `begin` on. `beside` are the `width` numbers that belong to each id: fetched
+  // here, where they are in order, as later they will not be.
+  void sort(const std::int64_t* ids, std::size_t begin, std::size_t count, const float* beside, std::size_t width);
+  // Whether these are the ids it has, in the same places; fetches as `sort` does.
+  bool is_of(const std::int64_t* ids, std::size_t begin, std::size_t count, const float* beside,
+             std::size_t width) const;
+
+  Part of_shard(std::size_t shard) {
+    return {{entries_.data() + begins_[shard], begins_[shard + 1] - begins_[shard]}, rows_.data() + begins_[shard]};
   }
+  std::size_t size() const { return begins_.back(); }
 
  private:
   std::array<Entry, kPiece> entries_;
+  std::array<std::uint32_t, kPiece> rows_;
   std::array<std::size_t, kShards + 1> begins_;
+  std::size_t begin_ = 0;
 };
 
 }  // namespace argosy

@@ -53,30 +53,34 @@ Shard::Shard(const TableConfig& config, const Updater& updater, Pages& pages)
       waiting_index_(most_load(sizeof(Waiting))) {}
 
 // Calls `ahead` for each entry some blocks early, then `consume` for each block, with the rows that have their hashes:
-// the ids are to be compared yet. Of a row, what begins at `skip` is fetched.
+// the ids are to be compared yet. Where rows are `known` these are taken, else they are told. Of a row, what begins at
+// `skip` is fetched.
 template <class Ahead, class Consume>
-void Shard::walk(Entries entries, std::size_t skip, std::size_t row_bytes, Ahead ahead, Consume consume) const {
+void Shard::walk(SortedIds::Part part, bool known, std::size_t skip, std::size_t row_bytes, Ahead ahead,
+                 Consume consume) const {
   std::array<std::array<RowHead*, kBlock>, kAheadBlocks + 1> found;
-  const std::size_t blocks = (entries.size() + kBlock - 1) / kBlock;
-  const auto block_at = [&](std::size_t block) {
-    return entries.subspan(block * kBlock, std::min(kBlock, entries.size() - block * kBlock));
-  };
+  const std::size_t count = part.entries.size(), blocks = (count + kBlock - 1) / kBlock;
+  const auto end_of = [&](std::size_t block) { return std::min((block + 1) * kBlock, count); };
   for (std::size_t turn = 0; turn < blocks + 2 * kAheadBlocks; ++turn) {
     if (turn < blocks) {
-      for (const auto& entry : block_at(turn)) __builtin_prefetch(index_.start(entry.hash));
+      for (std::size_t i = turn * kBlock; i < end_of(turn); ++i) {
+        if (!known || part.rows[i] == Index::kNone) __builtin_prefetch(index_.start(part.entries[i].hash));
+      }
     }
     if (const std::size_t block = turn - kAheadBlocks; block < blocks) {  // before the first, it is very large
       RowHead** row = found[block % found.size()].data();
-      for (const auto& entry : block_at(block)) {
+      for (std::size_t i = block * kBlock; i < end_of(block); ++i) {
+        const auto& entry = part.entries[i];
         ahead(entry.place);
-        const std::uint32_t number = index_.find(entry.hash, [](std::uint32_t) { return true; });
-        *row = number == Index::kNone ? nullptr : rows_.at(number);
+        if (!known) part.rows[i] = index_.find(entry.hash, [](std::uint32_t) { return true; });
+        *row = part.rows[i] == Index::kNone ? nullptr : rows_.at(part.rows[i]);
         if (*row != nullptr) prefetch(reinterpret_cast<const std::byte*>(*row) + skip, row_bytes - skip);
         ++row;
       }
     }
     if (const std::size_t block = turn - 2 * kAheadBlocks; block < blocks) {
-      consume(block_at(block), found[block % found.size()].data());
+      const std::size_t begin = block * kBlock;
+      consume(part.entries.subspan(begin, end_of(block) - begin), found[block % found.size()].data());
     }
   }
 }
@@ -91,10 +95,10 @@ void Shard::initial_value(std::int64_t id, float* out) const {
   updater_.kernels().initialise(config_.initializer, key, config_.dim, out);
 }
 
-void Shard::pull(Entries entries, float* out) const {
+void Shard::pull(SortedIds::Part part, float* out) const {
   const std::size_t dim = config_.dim, bytes = dim * sizeof(float);
   walk(
-      entries, offsetof(RowHead, id), sizeof(RowHead) + bytes,
+      part, false, offsetof(RowHead, id), sizeof(RowHead) + bytes,
       [&](std::uint32_t place) { prefetch(out + place * dim, bytes); },
       [&](Entries block, RowHead* const* found) {
         for (std::size_t i = 0; i < block.size(); ++i) {
@@ -166,7 +170,7 @@ std::optional<std::uint32_t> Shard::admit(std::uint32_t hash, std::int64_t id, s
   return {};
 }
 
-void Shard::push(Entries entries, const Push& push, Pushed& pushed) {
+void Shard::push(SortedIds::Part part, bool known, const Push& push, Pushed& pushed) {
   const std::size_t dim = config_.dim, bytes = dim * sizeof(float);
   const bool compensates = push.pulled != nullptr && push.compensation != 0;
   const float scale = compensates ? 1.0f : push.scale;  // what is compensated, is scaled
@@ -176,7 +180,7 @@ void Shard::push(Entries entries, const Push& push, Pushed& pushed) {
     prefetch(push.gradients + place * dim, bytes);
     if (compensates) prefetch(push.pulled + place * dim, bytes);
   };
-  walk(entries, 0, rows_.record_bytes(), ahead, [&](Entries block, RowHead* const* found) {
+  walk(part, known, 0, rows_.record_bytes(), ahead, [&](Entries block, RowHead* const* found) {
     std::array<const float*, kBlock> gradients;
     for (std::size_t i = 0; i < block.size(); ++i) gradients[i] = push.gradients + block[i].place * dim;
     const std::uint64_t broken = kernels.not_finite(gradients.data(), block.size(), dim, push.scale);
@@ -187,7 +191,8 @@ void Shard::push(Entries entries, const Push& push, Pushed& pushed) {
       const auto [id, hash, place] = block[i];
       std::uint32_t shows = push.shows != nullptr ? push.shows[place] : 1;
       RowHead* row = found[i];
-      if (row == nullptr || row->id != id) row = find(hash, id);
+      // A row that was known may be free now: its id is then a number of another row.
+      if (row == nullptr || row->id != id || row->age.free()) row = find(hash, id);
       if (row == nullptr) {
         const auto seen = admit(hash, id, shows, push.sequence);
         if (!seen) {

@@ -19,8 +19,8 @@ class Shard {
   Shard(const TableConfig& config, const Updater& updater, Pages& pages);
 
   using Entries = std::span<const SortedIds::Entry>;
-  void pull(Entries entries, float* out) const;
-  void push(Entries entries, const Push& push, Pushed& pushed);
+  void pull(SortedIds::Part part, float* out) const;                                  // tells the rows of the part
+  void push(SortedIds::Part part, bool known, const Push& push, Pushed& pushed);      // `known`: a pull has told them
   void set(Entries entries, const float* values);
 
   // These do a part of the rows, from number `row` on, and return where to go on, so that others get the lock in
@@ -40,7 +40,8 @@ class Shard {
   struct Updates;
 
   template <class Ahead, class Consume>
-  void walk(Entries entries, std::size_t skip, std::size_t row_bytes, Ahead ahead, Consume consume) const;
+  void walk(SortedIds::Part part, bool known, std::size_t skip, std::size_t row_bytes, Ahead ahead,
+            Consume consume) const;
   RowHead* find(std::uint32_t hash, std::int64_t id) const;
   RowHead* make(std::uint32_t hash, std::int64_t id);
   std::optional<std::uint32_t> admit(std::uint32_t hash, std::int64_t id, std::uint32_t shows, std::uint64_t sequence);
