@@ -543,8 +543,17 @@ def mix(id: int) -> int:
 def expand(rows_at: int, places_at: int, count: int, dim: int, out_at: int, isa: str | None = None) -> None:
     """out[i] = rows[places[i]], of `count` rows."""
 
-def add_up(gradients_at: int, places_at: int, count: int, dim: int, rows_at: int, isa: str | None = None) -> None:
-    """rows[places[i]] += gradients[i], of `count` gradients."""
+def add_up(
+    gradients_at: int,
+    in_a_row: int,
+    pitch: int,
+    places_at: int,
+    count: int,
+    dim: int,
+    rows_at: int,
+    isa: str | None = None,
+) -> None:
+    """rows[places[i]] += gradients[i], of `count` gradients; they stand `in_a_row` in lines `pitch` numbers apart."""
 
 def expand_bags(
     rows_at: int, places_at: int, offsets_at: int, bags: int, dim: int, mean: bool, out_at: int, isa: str | None = None

@@ -74,7 +74,8 @@ void PsClient::scatter(const T* from, std::size_t count, std::size_t width, Begi
   }
 }
 
-// Adds the gradients of each place up, straight where they are sent from.
+// Adds the gradients of each place up: of one server straight where they are sent from, of several in their order, which
+// each then gets its part of.
 void PsClient::add_rows(const PsPushRows& push, std::size_t dim, const std::vector<Part>& parts) const {
   const std::uint32_t* const end = push.places + push.given;
   const std::uint32_t* const last = std::max_element(push.places, end);
@@ -82,18 +83,22 @@ void PsClient::add_rows(const PsPushRows& push, std::size_t dim, const std::vect
     throw std::invalid_argument("place " + std::to_string(*last) + " is not one of " + std::to_string(push.count) +
                                 " ids");
   }
-  for (const Part& part : parts) std::memset(part.gradients, 0, part.request->head.count * dim * sizeof(float));
+  const std::size_t row_bytes = dim * sizeof(float);
+  const RowKernels& kernels = row_kernels_of();
   if (servers_ == 1) {
-    row_kernels_of().add_up(push.gradients, push.places, push.given, dim, parts[0].gradients);
-    return;
+    std::memset(parts[0].gradients, 0, push.count * row_bytes);
+    return kernels.add_up(push.gradients, push.given, 0, push.places, push.given, dim, parts[0].gradients);
   }
   const Division& division = push_division_;
-  for (std::size_t i = 0; i < push.given; ++i) {
-    const std::size_t place = push.places[i];
-    const std::uint32_t server = division.server[place];
-    float* const to = parts[server].gradients + (division.order[place] - division.begin[server]) * dim;
-    const float* const gradient = push.gradients + i * dim;
-    for (std::size_t d = 0; d < dim; ++d) to[d] += gradient[d];
+  const auto places = std::make_unique_for_overwrite<std::uint32_t[]>(push.given);
+  for (std::size_t i = 0; i < push.given; ++i) places[i] = division.order[push.places[i]];
+  const PsBlocks::Block summed = PsBlocks::take(blocks_, push.count * row_bytes);
+  auto* const rows = reinterpret_cast<float*>(summed.data());
+  std::memset(rows, 0, push.count * row_bytes);
+  kernels.add_up(push.gradients, push.given, 0, places.get(), push.given, dim, rows);
+  for (std::size_t server = 0; server < servers_; ++server) {
+    const std::size_t begin = division.begin[server], count = division.begin[server + 1] - begin;
+    std::memcpy(parts[server].gradients, rows + begin * dim, count * row_bytes);
   }
 }
 

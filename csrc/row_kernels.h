@@ -130,13 +130,18 @@ void expand(const float* rows, const std::uint32_t* places, std::size_t count, s
   });
 }
 
-void add_up(const float* gradients, const std::uint32_t* places, std::size_t count, std::size_t dim, float* rows) {
+void add_up(const float* gradients, std::size_t in_a_row, std::size_t pitch, const std::uint32_t* places,
+            std::size_t count, std::size_t dim, float* rows) {
   with_dim(dim, [=](auto width) {
-    for (std::size_t i = 0; i < count; ++i) {
-      if (i + kAhead < count) prefetch_row(rows + places[i + kAhead] * std::size_t{width}, width);
-      const float* gradient = gradients + i * width;
-      float* __restrict row = rows + places[i] * std::size_t{width};
-      for (std::size_t j = 0; j < width; ++j) row[j] += gradient[j];
+    const float* line = gradients;
+    for (std::size_t begin = 0; begin < count; begin += in_a_row, line += pitch) {
+      const std::size_t end = count - begin < in_a_row ? count : begin + in_a_row;
+      const float* gradient = line;
+      for (std::size_t i = begin; i < end; ++i, gradient += width) {
+        if (i + kAhead < count) prefetch_row(rows + places[i + kAhead] * std::size_t{width}, width);
+        float* __restrict row = rows + places[i] * std::size_t{width};
+        for (std::size_t j = 0; j < width; ++j) row[j] += gradient[j];
+      }
     }
   });
 }

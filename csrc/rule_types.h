@@ -33,7 +33,8 @@ struct RowKernels {
   void (*initialise)(const Initializer& initializer, std::uint64_t key, std::size_t dim, float* out);
   // See ids.h.
   void (*expand)(const float* rows, const std::uint32_t* places, std::size_t count, std::size_t dim, float* out);
-  void (*add_up)(const float* gradients, const std::uint32_t* places, std::size_t count, std::size_t dim, float* rows);
+  void (*add_up)(const float* gradients, std::size_t in_a_row, std::size_t pitch, const std::uint32_t* places,
+                 std::size_t count, std::size_t dim, float* rows);
   void (*expand_bags)(const float* rows, const std::uint32_t* places, const std::int64_t* offsets, std::size_t bags,
                       std::size_t dim, bool mean, float* out);
   void (*add_up_bags)(const float* gradients, const std::uint32_t* places, const std::int64_t* offsets,

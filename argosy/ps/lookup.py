@@ -8,6 +8,7 @@ sum or mean. All of it is native code.
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass, replace
@@ -61,7 +62,7 @@ class Lookup:
         count = len(flat)
         distinct = torch.empty(count, dtype=torch.int64)
         places, shows = torch.empty(count, dtype=torch.int32), torch.empty(count, dtype=torch.int32)
-        finder = Distinct()
+        finder = _own.finder
         found = finder.find(flat.data_ptr(), count)
         ctypes.memmove(distinct.data_ptr(), finder.ids_at, 8 * found)
         ctypes.memmove(places.data_ptr(), finder.places_at, 4 * count)
@@ -91,17 +92,23 @@ class Lookup:
         return out
 
     def add_up(self, gradients: Tensor) -> Tensor:
-        """The other way: for each distinct id, the sum of what its places got.
+        """The other way: for each distinct id, the sum of what its places got, in any shape.
 
         >>> Lookup.of(torch.tensor([5, -3, 5])).add_up(torch.tensor([[1.0], [2.0], [3.0]])).tolist()
         [[4.0], [2.0]]
         """
-        gradients = gradients.to(torch.float32).contiguous()
-        dim = gradients.shape[1]
+        gradients, dim = gradients.to(torch.float32), gradients.shape[-1]
         rows = torch.zeros(len(self.ids), dim)
         if self.bags is None:
-            native_add_up(gradients.data_ptr(), self.places.data_ptr(), len(self.places), dim, rows.data_ptr())
+            # Those of a batch may be some columns of a larger matrix: a gap after each sample does not need a copy.
+            if gradients.dim() < 3 or not len(gradients) or not gradients[0].is_contiguous():
+                gradients = gradients.reshape(1, -1, dim).contiguous()
+            in_a_row, pitch = max(gradients[0].numel() // dim, 1), gradients.stride(0)
+            native_add_up(
+                gradients.data_ptr(), in_a_row, pitch, self.places.data_ptr(), len(self.places), dim, rows.data_ptr()
+            )
         else:
+            gradients = gradients.contiguous()
             offsets, mean = self.bags.offsets, self.bags.mean
             native_add_up_bags(
                 gradients.data_ptr(),
@@ -122,4 +129,12 @@ class Lookup:
         return torch.zeros(len(self.ids)).index_add_(0, self.places.long(), per_place)
 
 
+class _Own(threading.local):
+    """Of each thread: its memory is used again, and batches are like the last ones."""
+
+    def __init__(self) -> None:
+        self.finder = Distinct()
+
+
+_own = _Own()
 _recent: deque[tuple[weakref.ref[Tensor], int, Lookup]] = deque(maxlen=4)  # this batch's and the next one's

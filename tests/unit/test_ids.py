@@ -78,8 +78,11 @@ def test_rows_are_expanded_and_added_up(lengths: list[int], dim: int, mean: bool
     assert torch.equal(out, rows[index])
 
     gradients, sums = torch.randn(count, dim, generator=generator), torch.zeros(12, dim)
-    _native.add_up(gradients.data_ptr(), places.data_ptr(), count, dim, sums.data_ptr(), isa)
+    _native.add_up(gradients.data_ptr(), max(count, 1), 0, places.data_ptr(), count, dim, sums.data_ptr(), isa)
     torch.testing.assert_close(sums, torch.zeros(12, dim).index_add(0, index, gradients))
+    apart = torch.randn(count, dim + 5, generator=generator)
+    _native.add_up(apart.data_ptr(), 1, dim + 5, places.data_ptr(), count, dim, sums.zero_().data_ptr(), isa)
+    torch.testing.assert_close(sums, torch.zeros(12, dim).index_add(0, index, apart[:, :dim]))
 
     mode = "mean" if mean else "sum"
     rows.requires_grad_()
