@@ -153,6 +153,7 @@ PARTS = {
     "host": Part(here, claims_of(HERE)),
     "hosts": Part(apart, claims_of(APART), needs_network=True),
     "steps": ps_jobs.steps_with(tensorflow, TENSORFLOW),
+    "modes": ps_jobs.MODES_LEARNT,
     "slow-link": ps_jobs.SLOW_LINK,
     "servers": Part(servers, claims_of_servers),
     "table": Part(in_process, claims_of_table),

@@ -29,6 +29,17 @@ STEPS = "Wide & deep, whole steps of 2 workers with 1 server"
 OURS = "Argosy, ps=async"
 SLOW = "Click log, rows of 256 numbers, a server and a worker on one host and a worker on another, 100 Mbit/s"
 WAYS = ("ps=sync", "ps=geo:50")
+LEARNT, LEARNERS = "Click log, 4 workers and 2 servers", 4
+ALONE = ""
+MODES = (
+    "ps=sync batch=global",
+    "ps=sync batch=global aggregate=3",
+    "ps=async",
+    "ps=async:dc",
+    "ps=ssp:2",
+    "ps=half-async:4",
+    "ps=geo:8",
+)
 MBITS = 100.0
 DEADLINE_SECONDS = 280
 Turn = Sequence[float]  # seconds of some runs of `BATCHES` batches on each worker
@@ -39,15 +50,15 @@ class JobFailed(Exception):
 
 
 @contextmanager
-def job(words: Sequence[str], script: Sequence[str], places: Sequence[Place]) -> Iterator[Path]:
-    """Run a script with Argosy, on one node for each place, the first with a server; the folder, once it has ended."""
+def job(words: Sequence[str], script: Sequence[str], places: Sequence[Place], servers: int = 1) -> Iterator[Path]:
+    """Run a script with Argosy, on one node for each place, the first with servers; the folder, once it has ended."""
     environment = {**os.environ, **THREADS, "ARGOSY_SECRET": secrets.token_hex(32)}
     coordinator = f"{places[0].address}:{free_port()}"
     with tempfile.TemporaryDirectory(prefix="argosy-bench-") as folder, ExitStack() as stack:
         nodes = []
         for number, place in enumerate(places):
             command = [*place.enter, sys.executable, "-m", "argosy", "run", "--threads", "1", *words]
-            command += ["--servers", "1" if number == 0 else "0"]
+            command += ["--servers", str(servers if number == 0 else 0)]
             command += ["--run-folder", str(Path(folder) / "run")]
             if len(places) > 1:
                 command += ["--nodes", str(len(places)), "--node-rank", str(number), "--coordinator", coordinator]
@@ -168,3 +179,32 @@ def claims_of_slow_link(report: Report) -> Iterator[Claim]:
 
 
 SLOW_LINK = Part(slow_link, claims_of_slow_link, needs_network=True)
+
+
+def modes(report: Report, plan: Plan, quick: bool) -> None:
+    """The log by one process, and in each mode."""
+    told: dict[str, Any] = report.extra.setdefault("modes", {})
+    for mode in (ALONE, *MODES):
+        print(f"{LEARNT}: {mode or 'one process'}", flush=True)
+        workers, servers = (LEARNERS, 2) if mode else (1, 0)
+        words = ["--workers", str(workers), "--strategy", mode]
+        try:
+            with job(words, [str(CLICKS), "--rows", "20000" if quick else "800000"], [Place()], servers) as folder:
+                told[mode] = json.loads((folder / "result.json").read_text())
+        except JobFailed as error:
+            print(f"  {error}", flush=True)
+            report.notes.append(in_a_line(str(error)))
+
+
+def claims_of_modes(report: Report) -> Iterator[Claim]:
+    """How much less than one process each has learnt."""
+    told = report.extra.get("modes", {})
+    alone = told.get(ALONE)
+    for mode in MODES:
+        both = alone is not None and mode in told
+        lost = Value(alone["auc"] - told[mode]["auc"]) if both else None
+        detail = f"{told[mode]['auc']:.4f}, one process {alone['auc']:.4f} of {alone['best_auc']:.4f}" if both else ""
+        yield claim(f"{LEARNT}, {mode}: AUC lost against one process", lost, 0.005, "", at_most=True, detail=detail)
+
+
+MODES_LEARNT = Part(modes, claims_of_modes)
