@@ -29,77 +29,77 @@ Table::Table(const TableConfig& config, std::optional<std::string_view> isa)
 
 Table::~Table() = default;
 
-// How many pieces all trails may have, or 0 if a request is to leave none: memory for several like it is within a
-// sixteenth of the rows', and rows are large enough that such a part is left (see `most_load` in table_shard.cpp).
-std::size_t Table::most_trail_pieces(std::size_t count) const {
-  constexpr std::size_t kLeastRecord = 64, kLeastCount = SortedIds::kPiece / 2, kSeveral = 4;
-  if (shards_[0]->rows().record_bytes() < kLeastRecord || count < kLeastCount) return 0;
-  const std::size_t most = pages_.bytes() / 16 / sizeof(SortedIds);
-  return most >= kSeveral * ((count - 1) / SortedIds::kPiece + 1) ? most : 0;
+// How many ids all trails may have, or 0 if a pull is to leave none: memory for several like it is within a sixteenth of
+// the rows', and rows are large enough that such a part is left (see `most_load` in table_shard.cpp).
+std::size_t Table::most_trail_ids(std::size_t count) const {
+  constexpr std::size_t kLeastRecord = 64, kLeastIds = 256, kSeveral = 4;
+  constexpr std::size_t kBytes = sizeof(Trail::rows[0]) + sizeof(Trail::places[0]);
+  if (shards_[0]->rows().record_bytes() < kLeastRecord || count < kLeastIds) return 0;
+  const std::size_t most = pages_.bytes() / 16 / kBytes;
+  return most / kSeveral >= count ? most : 0;
 }
 
 // Calls `work` with each shard that has some of the ids, and these, while it is locked. Requests begin at different
 // shards, and come back later to those that are in use.
 template <class Work>
-void Table::at_each_shard(SortedIds& piece, std::size_t first, Work work) const {
+void Table::at_each_shard(const SortedIds& piece, std::uint32_t* rows, std::size_t first, Work work) const {
   std::array<std::size_t, kShards> busy;
   std::size_t left = 0;
   for (std::size_t i = 0; i < kShards; ++i) {
     const std::size_t number = (first + i) % kShards;
-    if (piece.of_shard(number).entries.empty()) continue;
+    const SortedIds::Part part = piece.of_shard(number, rows);
+    if (part.entries.empty()) continue;
     const std::unique_lock lock(shards_[number]->mutex, std::try_to_lock);
     if (lock.owns_lock()) {
-      work(*shards_[number], piece.of_shard(number));
+      work(*shards_[number], part);
     } else {
       busy[left++] = number;
     }
   }
   for (std::size_t i = 0; i < left; ++i) {
     const std::lock_guard lock(shards_[busy[i]]->mutex);
-    work(*shards_[busy[i]], piece.of_shard(busy[i]));
+    work(*shards_[busy[i]], piece.of_shard(busy[i], rows));
   }
 }
 
-// The same for all pieces of a request, and whether the rows are known. Those of a trail are used, if it has any, and
-// stay in it.
+// The same for all pieces of a request, and whether their rows are known: those of a trail that has pieces. One that has
+// none is told them.
 template <class Work>
 void Table::at_each_shard(const std::int64_t* ids, std::size_t count, const float* beside, Trail* trail,
                           Work work) const {
   if (count > kMostIds) {
     throw std::length_error("a request has " + std::to_string(count) + " ids: at most 2^32 - 1 fit");
   }
+  if (count == 0) return;
+  auto piece = trails_.borrow();
   const std::size_t first = turn_.fetch_add(11, std::memory_order_relaxed);  // far apart, and in the end at every one
-  const bool follows = trail != nullptr && !trail->pieces.empty();
+  const bool follows = trail != nullptr && !trail->begins.empty();
   for (std::size_t begin = 0; begin < count; begin += SortedIds::kPiece) {
-    Piece piece = follows ? std::move(trail->pieces[begin / SortedIds::kPiece]) : trails_.borrow();
-    const bool known = follows && piece->is_of(ids, begin, count, beside, config_.dim);
+    const bool known = follows && piece->follow(*trail, ids, begin, count, beside, config_.dim);
     if (!known) piece->sort(ids, begin, count, beside, config_.dim);
-    at_each_shard(*piece, first, [&](Shard& shard, SortedIds::Part part) { work(shard, part, known); });
-    if (follows) {
-      trail->pieces[begin / SortedIds::kPiece] = std::move(piece);
-    } else if (trail != nullptr) {
-      trail->pieces.push_back(std::move(piece));
-    } else {
-      trails_.give_back(std::move(piece));
-    }
+    at_each_shard(*piece, trail != nullptr ? trail->rows.data() + begin : piece->rows(), first,
+                  [&](Shard& shard, SortedIds::Part part) { work(shard, part, known); });
+    if (trail != nullptr && !follows) piece->leave(*trail);
   }
+  trails_.give_back(std::move(piece));
 }
 
 void Table::pull(const std::int64_t* ids, std::size_t count, float* out) const {
   const auto work = [&](const Shard& shard, SortedIds::Part part, bool) { shard.pull(part, out); };
-  const std::size_t most_pieces = most_trail_pieces(count);
-  if (most_pieces == 0) return at_each_shard(ids, count, out, nullptr, work);
-  Trail trail{ids[0], ids[count - 1], count, {}};
+  const std::size_t most_ids = most_trail_ids(count);
+  if (most_ids == 0) return at_each_shard(ids, count, out, nullptr, work);
+  Trail trail = trails_.begin(count);
   at_each_shard(ids, count, out, &trail, work);
-  trails_.keep(std::move(trail), most_pieces);
+  trails_.keep(std::move(trail), ids, most_ids);
 }
 
 Pushed Table::push(const Push& push) {
   Pushed pushed;
+  const auto work = [&](Shard& shard, SortedIds::Part part, bool known) { shard.push(part, known, push, pushed); };
   Trail trail = trails_.take(push.ids, push.count);
-  at_each_shard(push.ids, push.count, push.gradients, trail.pieces.empty() ? nullptr : &trail,
-                [&](Shard& shard, SortedIds::Part part, bool known) { shard.push(part, known, push, pushed); });
-  trails_.give_back(std::move(trail));
+  const bool is_there = !trail.begins.empty();
+  at_each_shard(push.ids, push.count, push.gradients, is_there ? &trail : nullptr, work);
+  if (is_there) trails_.give_back(std::move(trail));
   return pushed;
 }
 

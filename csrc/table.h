@@ -62,8 +62,8 @@ class Table {
   template <class Work>
   void at_each_shard(const std::int64_t* ids, std::size_t count, const float* beside, Trail* trail, Work work) const;
   template <class Work>
-  void at_each_shard(SortedIds& piece, std::size_t first, Work work) const;
-  std::size_t most_trail_pieces(std::size_t count) const;
+  void at_each_shard(const SortedIds& piece, std::uint32_t* rows, std::size_t first, Work work) const;
+  std::size_t most_trail_ids(std::size_t count) const;
 
   const TableConfig config_;
   const Updater updater_;

@@ -17,12 +17,12 @@ void fetch(const float* beside, std::size_t number, std::size_t width) {
 void SortedIds::sort(const std::int64_t* ids, std::size_t begin, std::size_t count, const float* beside,
                      std::size_t width) {
   const std::size_t end = begin + std::min(count - begin, kPiece);
-  std::array<std::size_t, kShards> counts{}, next;
+  std::array<std::uint16_t, kShards> counts{}, next;
   for (std::size_t i = begin; i < end; ++i) ++counts[shard_of(mix(static_cast<std::uint64_t>(ids[i])))];
   begins_[0] = 0;
   for (std::size_t shard = 0; shard < kShards; ++shard) {
     next[shard] = begins_[shard];
-    begins_[shard + 1] = begins_[shard] + counts[shard];
+    begins_[shard + 1] = static_cast<std::uint16_t>(begins_[shard] + counts[shard]);
   }
   for (std::size_t i = begin; i < end; ++i) {
     fetch(beside, i, width);
@@ -32,14 +32,28 @@ void SortedIds::sort(const std::int64_t* ids, std::size_t begin, std::size_t cou
   begin_ = begin;
 }
 
-bool SortedIds::is_of(const std::int64_t* ids, std::size_t begin, std::size_t count, const float* beside,
-                      std::size_t width) const {
-  if (begin != begin_ || std::min(count - begin, kPiece) != size()) return false;
-  for (std::size_t i = 0; i < size(); ++i) {
-    fetch(beside, begin + i, width);
-    if (ids[entries_[i].place] != entries_[i].id) return false;
+bool SortedIds::follow(const Trail& trail, const std::int64_t* ids, std::size_t begin, std::size_t count,
+                       const float* beside, std::size_t width) {
+  begins_ = trail.begins[begin / kPiece];
+  begin_ = begin;
+  if (begins_.back() != std::min(count - begin, kPiece)) return false;
+  for (std::size_t shard = 0; shard < kShards; ++shard) {
+    for (std::size_t i = begins_[shard]; i < begins_[shard + 1]; ++i) {
+      fetch(beside, begin + i, width);
+      const std::size_t place = begin + trail.places[begin + i];
+      const std::uint64_t hash = mix(static_cast<std::uint64_t>(ids[place]));
+      if (shard_of(hash) != shard) return false;
+      entries_[i] = {ids[place], static_cast<std::uint32_t>(hash), static_cast<std::uint32_t>(place)};
+    }
   }
   return true;
+}
+
+void SortedIds::leave(Trail& trail) const {
+  trail.begins.push_back(begins_);
+  for (std::size_t i = 0; i < begins_.back(); ++i) {
+    trail.places[begin_ + i] = static_cast<std::uint16_t>(entries_[i].place - begin_);
+  }
 }
 
 }  // namespace argosy

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "hash.h"
 
@@ -30,6 +31,16 @@ struct Pushed {
   std::uint64_t not_finite = 0;  // rows with a gradient that is not finite: nothing is done with them
 };
 
+// Where a pull has found its rows: see [Note: trails] in table_trails.h.
+struct Trail {
+  using Begins = std::array<std::uint16_t, kShards + 1>;
+
+  std::int64_t first_id = 0, last_id = 0;
+  std::vector<std::uint32_t> rows;    // of all ids, in the order of their pieces and shards
+  std::vector<std::uint16_t> places;  // of the same ids, in their piece
+  std::vector<Begins> begins;         // of each piece's shards
+};
+
 // A piece of a request's ids, sorted by shard; in a shard, they stay in their order.
 //
 // [Note: pieces]
@@ -46,7 +57,7 @@ class SortedIds {
     std::uint32_t place;  // in the request
   };
 
-  // Those of one shard, and beside each the number of its row: a pull writes these, for a push to read.
+  // Those of one shard, and for each the number of its row: a pull tells these, and a push may know them.
   struct Part {
     std::span<const Entry> entries;
     std::uint32_t* rows;
@@ -55,19 +66,22 @@ class SortedIds {
   // Takes up to kPiece ids, from number `begin` on. `beside` are the `width` numbers that belong to each id: fetched
   // here, where they are in order, as later they will not be.
   void sort(const std::int64_t* ids, std::size_t begin, std::size_t count, const float* beside, std::size_t width);
-  // Whether these are the ids it has, in the same places; fetches as `sort` does.
-  bool is_of(const std::int64_t* ids, std::size_t begin, std::size_t count, const float* beside,
-             std::size_t width) const;
+  // The same with the order of a trail; false, if that is not an order by shard of these ids.
+  bool follow(const Trail& trail, const std::int64_t* ids, std::size_t begin, std::size_t count, const float* beside,
+              std::size_t width);
+  // Tells a trail its order; it has room for that.
+  void leave(Trail& trail) const;
 
-  Part of_shard(std::size_t shard) {
-    return {{entries_.data() + begins_[shard], begins_[shard + 1] - begins_[shard]}, rows_.data() + begins_[shard]};
+  Part of_shard(std::size_t shard, std::uint32_t* rows) const {
+    const std::size_t begin = begins_[shard];
+    return {{entries_.data() + begin, begins_[shard + 1] - begin}, rows + begin};
   }
-  std::size_t size() const { return begins_.back(); }
+  std::uint32_t* rows() { return rows_.data(); }  // for a request without a trail
 
  private:
   std::array<Entry, kPiece> entries_;
   std::array<std::uint32_t, kPiece> rows_;
-  std::array<std::size_t, kShards + 1> begins_;
+  Trail::Begins begins_;
   std::size_t begin_ = 0;
 };
 

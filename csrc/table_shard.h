@@ -19,8 +19,8 @@ class Shard {
   Shard(const TableConfig& config, const Updater& updater, Pages& pages);
 
   using Entries = std::span<const SortedIds::Entry>;
-  void pull(SortedIds::Part part, float* out) const;                                  // tells the rows of the part
-  void push(SortedIds::Part part, bool known, const Push& push, Pushed& pushed);      // `known`: a pull has told them
+  void pull(SortedIds::Part part, float* out) const;                              // tells the rows of the part
+  void push(SortedIds::Part part, bool known, const Push& push, Pushed& pushed);  // `known`: a pull has told them
   void set(Entries entries, const float* values);
 
   // These do a part of the rows, from number `row` on, and return where to go on, so that others get the lock in

@@ -1,4 +1,4 @@
-// Where the last pulls of a table have found their rows.
+// What a table keeps of its requests: where the last pulls have found their rows, and memory to use again.
 //
 // [Note: trails]
 // What is pulled is pushed soon after: the same ids in the same order. So a table keeps the trails of its last pulls,
@@ -17,34 +17,28 @@
 
 namespace argosy {
 
-using Piece = std::unique_ptr<SortedIds>;
-
-// The pieces of a request, with the rows that it has found.
-struct Trail {
-  std::int64_t first_id = 0, last_id = 0;
-  std::size_t count = 0;
-  std::vector<Piece> pieces;
-};
-
-// The trails of a table, and the memory of requests that are over. Thread-safe.
+// Thread-safe.
 class Trails {
  public:
-  Piece borrow();
-  void give_back(Piece piece);
-  void give_back(Trail trail);
+  std::unique_ptr<SortedIds> borrow();
+  void give_back(std::unique_ptr<SortedIds> piece);
 
-  // The oldest ones are given up for the memory of others: all have `most_pieces` at most.
-  void keep(Trail trail, std::size_t most_pieces);
-  // That of the last pull of these ids, as its ends tell; without pieces, if there is none.
+  // Keeps the trail of a pull of these ids. The oldest ones are given up for it: all have `most_ids` ids at most.
+  void keep(Trail trail, const std::int64_t* ids, std::size_t most_ids);
+  // That of the last pull of these ids, as far as their number and ends tell; an empty one if there is none.
   Trail take(const std::int64_t* ids, std::size_t count);
+  // One that has room for so many ids, and no pieces.
+  Trail begin(std::size_t count);
+  void give_back(Trail trail);
 
   std::size_t bytes() const;
 
  private:
   mutable std::mutex mutex_;
-  std::vector<Piece> spare_;
-  std::deque<Trail> kept_;  // the newest last
-  std::size_t pieces_ = 0;  // of those that are kept
+  std::vector<std::unique_ptr<SortedIds>> spare_pieces_;
+  std::vector<Trail> spare_;
+  std::deque<Trail> kept_;    // the newest last
+  std::size_t kept_ids_ = 0;  // of all of them
 };
 
 }  // namespace argosy

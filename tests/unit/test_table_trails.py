@@ -13,6 +13,7 @@ import torch
 from table_reference import Rows
 from torch import Tensor
 
+from argosy import _native
 from argosy.ps import Adagrad, table_config
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -22,15 +23,18 @@ CONFIG = table_config(DIM, Adagrad(0.1), "uniform:0.01")
 
 def ids_of(seed: int, count: int) -> Tensor:
     ids = torch.randint(-(2**63), 2**63 - 1, (count,), generator=torch.Generator().manual_seed(seed))
-    ids[: count // 2] = torch.arange(count // 2)  # small ones, too: a free row has a small number for its id
+    ids[: count // 2] = torch.arange(count // 2)
     return ids[torch.randperm(count, generator=torch.Generator().manual_seed(seed))]
 
 
 class Pair:
     """A table that is pulled from, and one that is not."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: Tensor | None = None) -> None:
+        """`first` are the ids that get rows first."""
         self.pulled, self.plain = Rows(CONFIG), Rows(CONFIG)
+        if first is not None:
+            self.push(first, 1)
         self.ids = ids_of(0, ROWS)
         self.push(self.ids, 0)
 
@@ -114,6 +118,22 @@ def test_rows_that_are_removed_between_pull_and_push_and_their_places_taken() ->
             pair.push(taken, step)
         pair.push(batch, step)
         pair.check()
+
+
+def test_a_free_row_that_looks_as_if_it_had_the_id() -> None:
+    """It has the number of the row that was freed before it: here the very id that it had."""
+    shard = [id for id in range(200_000, 300_000) if _native.mix(id) >> 58 == 0]
+    wanted = next(id for id in range(100, 1000) if _native.mix(id) >> 58 == 0)
+    before, other = shard[:wanted], shard[wanted]
+    pair = Pair(torch.tensor([*before, other, wanted]))  # in rows 0 to wanted + 1 of their shard
+    batch = torch.cat([torch.tensor([wanted]), pair.ids[pair.ids != wanted][:BATCH]])
+    pair.pulled.pull(batch)
+    pair.both(lambda table: table.native.end_day(1.0))
+    pair.push(pair.ids[pair.ids != wanted], 2)
+    pair.push(torch.tensor(before), 3)
+    pair.both(lambda table: table.native.shrink(0, unseen_days=1))
+    pair.push(batch, 4)
+    pair.check()
 
 
 def test_what_is_only_looked_at_costs_little_memory() -> None:
