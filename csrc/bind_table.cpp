@@ -214,8 +214,7 @@ void bind_ids(nb::module_& m) {
         add_up(at<const float>(gradients), in_a_row, pitch, at<const std::uint32_t>(places), count, dim,
                at<float>(rows), isa);
       },
-      "gradients_at"_a, "in_a_row"_a, "pitch"_a, "places_at"_a, "count"_a, "dim"_a, "rows_at"_a,
-      "isa"_a = nb::none());
+      "gradients_at"_a, "in_a_row"_a, "pitch"_a, "places_at"_a, "count"_a, "dim"_a, "rows_at"_a, "isa"_a = nb::none());
   m.def(
       "expand_bags",
       [](Address rows, Address places, Address offsets, std::size_t bags, std::uint32_t dim, bool mean, Address out,

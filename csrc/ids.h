@@ -15,8 +15,8 @@ namespace argosy {
 //
 // [Note: few slots]
 // How many of a batch's ids are distinct is not known before, but batches of one kind have about as many. So there are
-// slots for as many as the last one had, and some more; were they too few, twice as many are taken. Slots for all ids of
-// a batch, of which a third are distinct, would not fit into the second cache.
+// slots for as many as the last one had, and some more; were they too few, twice as many are taken. Slots for all ids
+// of a batch, of which a third are distinct, would not fit into the second cache.
 class Distinct {
  public:
   // Returns how many distinct ones there are. Throws std::length_error if there are 2^31 or more.
@@ -46,7 +46,8 @@ void expand(const float* rows, const std::uint32_t* places, std::size_t count, s
             std::optional<std::string_view> isa = {});
 
 // rows[places[i]] += gradients[i]. The caller zeroes the rows. Gradients stand `in_a_row`, and then there may be a gap:
-// from one line to the next it is `pitch` numbers, as where gradients of embeddings are some columns of a larger matrix.
+// from one line to the next it is `pitch` numbers, as where gradients of embeddings are some columns of a larger
+// matrix.
 void add_up(const float* gradients, std::size_t in_a_row, std::size_t pitch, const std::uint32_t* places,
             std::size_t count, std::uint32_t dim, float* rows, std::optional<std::string_view> isa = {});
 

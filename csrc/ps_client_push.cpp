@@ -74,17 +74,16 @@ void PsClient::scatter(const T* from, std::size_t count, std::size_t width, Begi
   }
 }
 
-// Adds the gradients of each place up: of one server straight where they are sent from, of several in their order, which
-// each then gets its part of.
+// Adds the gradients of each place up: of one server straight where they are sent from, of several in their order,
+// which each then gets its part of.
 void PsClient::add_rows(const PsPushRows& push, std::size_t dim, const std::vector<Part>& parts) const {
-  const std::uint32_t* const end = push.places + push.given;
-  const std::uint32_t* const last = std::max_element(push.places, end);
-  if (last != end && *last >= push.count) {
-    throw std::invalid_argument("place " + std::to_string(*last) + " is not one of " + std::to_string(push.count) +
+  const RowKernels& kernels = row_kernels_of();
+  const std::uint32_t last = kernels.largest(push.places, push.given);
+  if (push.given > 0 && last >= push.count) {
+    throw std::invalid_argument("place " + std::to_string(last) + " is not one of " + std::to_string(push.count) +
                                 " ids");
   }
   const std::size_t row_bytes = dim * sizeof(float);
-  const RowKernels& kernels = row_kernels_of();
   if (servers_ == 1) {
     std::memset(parts[0].gradients, 0, push.count * row_bytes);
     return kernels.add_up(push.gradients, push.given, 0, push.places, push.given, dim, parts[0].gradients);

@@ -146,6 +146,12 @@ void add_up(const float* gradients, std::size_t in_a_row, std::size_t pitch, con
   });
 }
 
+std::uint32_t largest(const std::uint32_t* numbers, std::size_t count) {
+  std::uint32_t most = 0;
+  for (std::size_t i = 0; i < count; ++i) most = numbers[i] > most ? numbers[i] : most;
+  return most;
+}
+
 ARGOSY_INLINE float share_of(std::int64_t length, bool mean) {
   return mean && length > 0 ? 1.0f / static_cast<float>(length) : 1.0f;
 }

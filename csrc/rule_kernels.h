@@ -159,6 +159,7 @@ const RowKernels row_kernels = {{update<RuleKind::sgd>, update<RuleKind::momentu
                                 initialise,
                                 expand,
                                 add_up,
+                                largest,
                                 expand_bags,
                                 add_up_bags};
 

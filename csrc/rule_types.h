@@ -35,6 +35,7 @@ struct RowKernels {
   void (*expand)(const float* rows, const std::uint32_t* places, std::size_t count, std::size_t dim, float* out);
   void (*add_up)(const float* gradients, std::size_t in_a_row, std::size_t pitch, const std::uint32_t* places,
                  std::size_t count, std::size_t dim, float* rows);
+  std::uint32_t (*largest)(const std::uint32_t* numbers, std::size_t count);  // 0 of none
   void (*expand_bags)(const float* rows, const std::uint32_t* places, const std::int64_t* offsets, std::size_t bags,
                       std::size_t dim, bool mean, float* out);
   void (*add_up_bags)(const float* gradients, const std::uint32_t* places, const std::int64_t* offsets,

@@ -29,8 +29,8 @@ Table::Table(const TableConfig& config, std::optional<std::string_view> isa)
 
 Table::~Table() = default;
 
-// How many ids all trails may have, or 0 if a pull is to leave none: memory for several like it is within a sixteenth of
-// the rows', and rows are large enough that such a part is left (see `most_load` in table_shard.cpp).
+// How many ids all trails may have, or 0 if a pull is to leave none: memory for several like it is within a sixteenth
+// of the rows', and rows are large enough that such a part is left (see `most_load` in table_shard.cpp).
 std::size_t Table::most_trail_ids(std::size_t count) const {
   constexpr std::size_t kLeastRecord = 64, kLeastIds = 256, kSeveral = 4;
   constexpr std::size_t kBytes = sizeof(Trail::rows[0]) + sizeof(Trail::places[0]);
@@ -62,8 +62,8 @@ void Table::at_each_shard(const SortedIds& piece, std::uint32_t* rows, std::size
   }
 }
 
-// The same for all pieces of a request, and whether their rows are known: those of a trail that has pieces. One that has
-// none is told them.
+// The same for all pieces of a request, and whether their rows are known: those of a trail that has pieces. One that
+// has none is told them.
 template <class Work>
 void Table::at_each_shard(const std::int64_t* ids, std::size_t count, const float* beside, Trail* trail,
                           Work work) const {

@@ -22,6 +22,7 @@ struct Push {
   float scale;                 // gradients are multiplied by this
   float lr_factor;             // of the learning-rate schedule
   std::uint64_t sequence;
+  bool finite;  // gradients are known to be, scaled: they are not looked at again
 };
 
 struct Pushed {

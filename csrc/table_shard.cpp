@@ -183,7 +183,7 @@ void Shard::push(SortedIds::Part part, bool known, const Push& push, Pushed& pus
   walk(part, known, 0, rows_.record_bytes(), ahead, [&](Entries block, RowHead* const* found) {
     std::array<const float*, kBlock> gradients;
     for (std::size_t i = 0; i < block.size(); ++i) gradients[i] = push.gradients + block[i].place * dim;
-    const std::uint64_t broken = kernels.not_finite(gradients.data(), block.size(), dim, push.scale);
+    const std::uint64_t broken = push.finite ? 0 : kernels.not_finite(gradients.data(), block.size(), dim, push.scale);
     pushed.not_finite += static_cast<std::uint64_t>(std::popcount(broken));
     Updates updates;
     for (std::size_t i = 0; i < block.size(); ++i) {
