@@ -472,6 +472,10 @@ class Table:
         """Ids, counters, values and state of all rows."""
 
     @property
+    def followed(self) -> int:
+        """Pushes that went where a pull of the same ids had found the rows."""
+
+    @property
     def dim(self) -> int:
         """Columns of a value."""
 

@@ -145,6 +145,7 @@ void bind_tables(nb::module_& m) {
       .def_prop_ro("waiting", &Table::waiting)
       .def_prop_ro("bytes", &Table::bytes)
       .def_prop_ro("payload_bytes", &Table::payload_bytes)
+      .def_prop_ro("followed", &Table::followed)
       .def_prop_ro("dim", [](const Table& table) { return table.config().dim; })
       .def_prop_ro("state_floats",
                    [](const Table& table) { return state_floats(table.config().rule.kind, table.config().dim); })

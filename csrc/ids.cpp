@@ -49,14 +49,14 @@ void Distinct::make_slots(std::size_t wanted, std::size_t found) {
 std::size_t Distinct::find(const std::int64_t* ids, std::size_t count) {
   make_room(count);
   // See [Note: few slots].
-  make_slots(std::min(last_found_, count), 0);
+  make_slots(static_cast<std::size_t>(share_ * static_cast<double>(count)), 0);
   std::size_t found = 0;
   for (std::size_t begin = 0; begin < count;) {
     const std::size_t room = (std::size_t{1} << bits_) / 8 * 5;  // a quarter more than were wanted
     begin = find_some(ids, begin, count, room, found);
-    if (begin < count) make_slots(std::min(2 * room, count), found);
+    if (begin < count) make_slots(room + 1, found);
   }
-  last_found_ = found;
+  if (count > 0) share_ = static_cast<double>(found) / static_cast<double>(count);
   return found;
 }
 

@@ -14,9 +14,9 @@ namespace argosy {
 // Makes ids distinct. For one thread; its memory is used again.
 //
 // [Note: few slots]
-// How many of a batch's ids are distinct is not known before, but batches of one kind have about as many. So there are
-// slots for as many as the last one had, and some more; were they too few, twice as many are taken. Slots for all ids
-// of a batch, of which a third are distinct, would not fit into the second cache.
+// How many of a batch's ids are distinct is not known before, but it is about the same share in batches of one kind. So
+// there are slots for as many as in the last one, and some more; were they too few, twice as many are taken. Slots for
+// all ids of a batch, of which a third are distinct, would not fit into the second cache.
 class Distinct {
  public:
   // Returns how many distinct ones there are. Throws std::length_error if there are 2^31 or more.
@@ -30,7 +30,7 @@ class Distinct {
   void make_room(std::size_t count);
   void make_slots(std::size_t wanted, std::size_t found);
   std::size_t find_some(const std::int64_t* ids, std::size_t begin, std::size_t count, std::size_t room,
-                        std::size_t& found);
+                        std::size_t& found_so_far);
   std::size_t slot_of(std::uint64_t hash) const { return static_cast<std::size_t>(hash >> (64 - bits_)); }
 
   std::unique_ptr<std::int64_t[]> ids_;
@@ -38,7 +38,7 @@ class Distinct {
   std::size_t room_ = 0;
   std::unique_ptr<std::uint64_t[]> slots_;  // 32 bits of hash, 32 of place
   unsigned room_bits_ = 0, bits_ = 0;       // of slots that there is memory for, and that are used
-  std::size_t last_found_ = 0;
+  double share_ = 1;                        // of the last batch's ids that were distinct
 };
 
 // out[i] = rows[places[i]]

@@ -66,6 +66,7 @@ std::byte* Pages::take(std::size_t bytes) {
   Region& region = regions_.back();
   std::byte* memory = region.base + region.used;
   region.used += bytes;
+  taken_.fetch_add(bytes, std::memory_order_relaxed);
   return memory;
 }
 

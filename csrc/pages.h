@@ -5,6 +5,7 @@
 // page that is just begun would be much of a small table: so regions below 32 MiB get theirs when they are full.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <mutex>
 #include <vector>
@@ -22,8 +23,9 @@ class Pages {
   // Throws std::bad_alloc.
   std::byte* take(std::size_t bytes);
 
-  // What the system has given for what was taken.
+  // What the system has given for what was taken, and what was taken; the latter waits for nobody.
   std::size_t bytes() const;
+  std::size_t taken() const { return taken_.load(std::memory_order_relaxed); }
 
  private:
   struct Region {
@@ -36,6 +38,7 @@ class Pages {
   mutable std::mutex mutex_;
   std::vector<Region> regions_;
   std::size_t full_bytes_ = 0;  // of all regions but the last
+  std::atomic<std::size_t> taken_ = 0;
 };
 
 }  // namespace argosy

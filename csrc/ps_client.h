@@ -147,7 +147,7 @@ class PsClient {
   void end_part(std::size_t server, const Part& part);
   template <class T, class Begin>
   void scatter(const T* from, std::size_t count, std::size_t width, Begin begin) const;
-  void add_rows(const PsPushRows& push, std::size_t dim, const std::vector<Part>& parts) const;
+  void add_rows(const PsPushRows& push, std::size_t dim, const std::vector<Part>& parts);
   void send_push(std::size_t server, const PsRequestPtr& request, std::uint64_t bytes);
   TableState& table(std::uint32_t number);
   RangeState& range(std::uint32_t number);
@@ -168,6 +168,8 @@ class PsClient {
   std::map<std::uint64_t, std::shared_ptr<Pull>> pulls_, taken_;
   std::vector<std::shared_ptr<Pull>> spare_;
   Division push_division_;
+  std::vector<std::uint32_t> push_places_;  // in the order of the servers
+  std::vector<float> push_sums_;
 };
 
 }  // namespace argosy

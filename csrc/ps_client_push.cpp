@@ -76,7 +76,7 @@ void PsClient::scatter(const T* from, std::size_t count, std::size_t width, Begi
 
 // Adds the gradients of each place up: of one server straight where they are sent from, of several in their order,
 // which each then gets its part of.
-void PsClient::add_rows(const PsPushRows& push, std::size_t dim, const std::vector<Part>& parts) const {
+void PsClient::add_rows(const PsPushRows& push, std::size_t dim, const std::vector<Part>& parts) {
   const RowKernels& kernels = row_kernels_of();
   const std::uint32_t last = kernels.largest(push.places, push.given);
   if (push.given > 0 && last >= push.count) {
@@ -89,15 +89,13 @@ void PsClient::add_rows(const PsPushRows& push, std::size_t dim, const std::vect
     return kernels.add_up(push.gradients, push.given, 0, push.places, push.given, dim, parts[0].gradients);
   }
   const Division& division = push_division_;
-  const auto places = std::make_unique_for_overwrite<std::uint32_t[]>(push.given);
-  for (std::size_t i = 0; i < push.given; ++i) places[i] = division.order[push.places[i]];
-  const PsBlocks::Block summed = PsBlocks::take(blocks_, push.count * row_bytes);
-  auto* const rows = reinterpret_cast<float*>(summed.data());
-  std::memset(rows, 0, push.count * row_bytes);
-  kernels.add_up(push.gradients, push.given, 0, places.get(), push.given, dim, rows);
+  push_places_.resize(push.given);
+  for (std::size_t i = 0; i < push.given; ++i) push_places_[i] = division.order[push.places[i]];
+  push_sums_.assign(push.count * dim, 0);
+  kernels.add_up(push.gradients, push.given, 0, push_places_.data(), push.given, dim, push_sums_.data());
   for (std::size_t server = 0; server < servers_; ++server) {
     const std::size_t begin = division.begin[server], count = division.begin[server + 1] - begin;
-    std::memcpy(parts[server].gradients, rows + begin * dim, count * row_bytes);
+    std::memcpy(parts[server].gradients, push_sums_.data() + begin * dim, count * row_bytes);
   }
 }
 

@@ -110,7 +110,7 @@ bool PsSession::push_rows(const PsHead& head) {
   push.lr_factor = head.lr_factor;
   push.sequence = head.sequence;
   check_finite(head, push.gradients, numbers, head.dim, push.ids);
-  push.finite = core_.reject_not_finite;
+  push.finite = core_.reject_not_finite;  // a worker that changes its push meanwhile harms its own job
   if (core_.steps.gathers()) {
     if (head.flags & PsHead::kPulled) {
       throw PsRefusal(PsWrong::mismatch, describe(head) + ": delay compensation needs pushes that are applied at once");

@@ -33,9 +33,8 @@ Table::~Table() = default;
 // of the rows', and rows are large enough that such a part is left (see `most_load` in table_shard.cpp).
 std::size_t Table::most_trail_ids(std::size_t count) const {
   constexpr std::size_t kLeastRecord = 64, kLeastIds = 256, kSeveral = 4;
-  constexpr std::size_t kBytes = sizeof(Trail::rows[0]) + sizeof(Trail::places[0]);
   if (shards_[0]->rows().record_bytes() < kLeastRecord || count < kLeastIds) return 0;
-  const std::size_t most = pages_.bytes() / 16 / kBytes;
+  const std::size_t most = pages_.taken() / 16 / Trail::kBytes;
   return most / kSeveral >= count ? most : 0;
 }
 
@@ -62,24 +61,23 @@ void Table::at_each_shard(const SortedIds& piece, std::uint32_t* rows, std::size
   }
 }
 
-// The same for all pieces of a request, and whether their rows are known: those of a trail that has pieces. One that
-// has none is told them.
+// The same for all pieces of a request, and whether their rows are `known` by a trail; if not, `told` may be told them.
 template <class Work>
-void Table::at_each_shard(const std::int64_t* ids, std::size_t count, const float* beside, Trail* trail,
-                          Work work) const {
+void Table::at_each_shard(const std::int64_t* ids, std::size_t count, const float* beside, const Trail* known,
+                          Trail* told, Work work) const {
   if (count > kMostIds) {
     throw std::length_error("a request has " + std::to_string(count) + " ids: at most 2^32 - 1 fit");
   }
   if (count == 0) return;
   auto piece = trails_.borrow();
   const std::size_t first = turn_.fetch_add(11, std::memory_order_relaxed);  // far apart, and in the end at every one
-  const bool follows = trail != nullptr && !trail->begins.empty();
   for (std::size_t begin = 0; begin < count; begin += SortedIds::kPiece) {
-    const bool known = follows && piece->follow(*trail, ids, begin, count, beside, config_.dim);
-    if (!known) piece->sort(ids, begin, count, beside, config_.dim);
-    at_each_shard(*piece, trail != nullptr ? trail->rows.data() + begin : piece->rows(), first,
-                  [&](Shard& shard, SortedIds::Part part) { work(shard, part, known); });
-    if (trail != nullptr && !follows) piece->leave(*trail);
+    const bool follows = known != nullptr && piece->follow(*known, ids, begin, beside, config_.dim);
+    if (!follows) piece->sort(ids, begin, count, beside, config_.dim);
+    const Trail* const trail = follows ? known : told;
+    at_each_shard(*piece, trail != nullptr ? trail->rows.get() + begin : piece->rows(), first,
+                  [&](Shard& shard, SortedIds::Part part) { work(shard, part, follows); });
+    if (told != nullptr) piece->leave(*told);
   }
   trails_.give_back(std::move(piece));
 }
@@ -87,24 +85,23 @@ void Table::at_each_shard(const std::int64_t* ids, std::size_t count, const floa
 void Table::pull(const std::int64_t* ids, std::size_t count, float* out) const {
   const auto work = [&](const Shard& shard, SortedIds::Part part, bool) { shard.pull(part, out); };
   const std::size_t most_ids = most_trail_ids(count);
-  if (most_ids == 0) return at_each_shard(ids, count, out, nullptr, work);
-  Trail trail = trails_.begin(count);
-  at_each_shard(ids, count, out, &trail, work);
+  if (most_ids == 0) return at_each_shard(ids, count, out, nullptr, nullptr, work);
+  Trail trail(count);
+  at_each_shard(ids, count, out, nullptr, &trail, work);
   trails_.keep(std::move(trail), ids, most_ids);
 }
 
 Pushed Table::push(const Push& push) {
   Pushed pushed;
-  const auto work = [&](Shard& shard, SortedIds::Part part, bool known) { shard.push(part, known, push, pushed); };
-  Trail trail = trails_.take(push.ids, push.count);
-  const bool is_there = !trail.begins.empty();
-  at_each_shard(push.ids, push.count, push.gradients, is_there ? &trail : nullptr, work);
-  if (is_there) trails_.give_back(std::move(trail));
+  const std::optional<Trail> trail = trails_.take(push.ids, push.count);
+  followed_ += trail.has_value();
+  at_each_shard(push.ids, push.count, push.gradients, trail ? &*trail : nullptr, nullptr,
+                [&](Shard& shard, SortedIds::Part part, bool known) { shard.push(part, known, push, pushed); });
   return pushed;
 }
 
 void Table::set(const std::int64_t* ids, std::size_t count, const float* values) {
-  at_each_shard(ids, count, values, nullptr,
+  at_each_shard(ids, count, values, nullptr, nullptr,
                 [&](Shard& shard, SortedIds::Part part, bool) { shard.set(part.entries, values); });
 }
 

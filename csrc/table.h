@@ -44,6 +44,8 @@ class Table {
   std::uint64_t bytes() const;          // of all memory
   std::uint64_t payload_bytes() const;  // of ids, counters, values and state of all rows
 
+  std::uint64_t followed() const { return followed_; }  // pushes that went where a pull had found the rows
+
   // Multiplies shows and clicks by `decay`, and counts a day for each row (a push of it begins its count anew).
   void end_day(float decay);
 
@@ -60,7 +62,8 @@ class Table {
 
  private:
   template <class Work>
-  void at_each_shard(const std::int64_t* ids, std::size_t count, const float* beside, Trail* trail, Work work) const;
+  void at_each_shard(const std::int64_t* ids, std::size_t count, const float* beside, const Trail* known, Trail* told,
+                     Work work) const;
   template <class Work>
   void at_each_shard(const SortedIds& piece, std::uint32_t* rows, std::size_t first, Work work) const;
   std::size_t most_trail_ids(std::size_t count) const;
@@ -71,6 +74,7 @@ class Table {
   std::vector<std::unique_ptr<Shard>> shards_;
   mutable std::atomic<std::size_t> turn_ = 0;
   mutable Trails trails_;
+  std::atomic<std::uint64_t> followed_ = 0;
 };
 
 }  // namespace argosy

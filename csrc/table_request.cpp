@@ -14,6 +14,13 @@ void fetch(const float* beside, std::size_t number, std::size_t width) {
 
 }  // namespace
 
+Trail::Trail(std::size_t count)
+    : count(count),
+      rows(std::make_unique_for_overwrite<std::uint32_t[]>(count)),
+      places(std::make_unique_for_overwrite<std::uint16_t[]>(count)) {
+  begins.reserve((count + SortedIds::kPiece - 1) / SortedIds::kPiece);
+}
+
 void SortedIds::sort(const std::int64_t* ids, std::size_t begin, std::size_t count, const float* beside,
                      std::size_t width) {
   const std::size_t end = begin + std::min(count - begin, kPiece);
@@ -32,11 +39,10 @@ void SortedIds::sort(const std::int64_t* ids, std::size_t begin, std::size_t cou
   begin_ = begin;
 }
 
-bool SortedIds::follow(const Trail& trail, const std::int64_t* ids, std::size_t begin, std::size_t count,
-                       const float* beside, std::size_t width) {
+bool SortedIds::follow(const Trail& trail, const std::int64_t* ids, std::size_t begin, const float* beside,
+                       std::size_t width) {
   begins_ = trail.begins[begin / kPiece];
   begin_ = begin;
-  if (begins_.back() != std::min(count - begin, kPiece)) return false;
   for (std::size_t shard = 0; shard < kShards; ++shard) {
     for (std::size_t i = begins_[shard]; i < begins_[shard + 1]; ++i) {
       fetch(beside, begin + i, width);

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -22,7 +23,7 @@ struct Push {
   float scale;                 // gradients are multiplied by this
   float lr_factor;             // of the learning-rate schedule
   std::uint64_t sequence;
-  bool finite;  // gradients are known to be, scaled: they are not looked at again
+  bool finite = false;  // gradients are known to be finite, also when scaled: nobody looks again
 };
 
 struct Pushed {
@@ -36,10 +37,14 @@ struct Pushed {
 struct Trail {
   using Begins = std::array<std::uint16_t, kShards + 1>;
 
+  explicit Trail(std::size_t count);
+  static constexpr std::size_t kBytes = sizeof(std::uint32_t) + sizeof(std::uint16_t);  // of an id, about
+
+  std::size_t count;
   std::int64_t first_id = 0, last_id = 0;
-  std::vector<std::uint32_t> rows;    // of all ids, in the order of their pieces and shards
-  std::vector<std::uint16_t> places;  // of the same ids, in their piece
-  std::vector<Begins> begins;         // of each piece's shards
+  std::unique_ptr<std::uint32_t[]> rows;    // of all ids, in the order of their pieces and shards
+  std::unique_ptr<std::uint16_t[]> places;  // of the same ids, in their piece
+  std::vector<Begins> begins;               // of each piece's shards
 };
 
 // A piece of a request's ids, sorted by shard; in a shard, they stay in their order.
@@ -67,10 +72,9 @@ class SortedIds {
   // Takes up to kPiece ids, from number `begin` on. `beside` are the `width` numbers that belong to each id: fetched
   // here, where they are in order, as later they will not be.
   void sort(const std::int64_t* ids, std::size_t begin, std::size_t count, const float* beside, std::size_t width);
-  // The same with the order of a trail; false, if that is not an order by shard of these ids.
-  bool follow(const Trail& trail, const std::int64_t* ids, std::size_t begin, std::size_t count, const float* beside,
-              std::size_t width);
-  // Tells a trail its order; it has room for that.
+  // The same in the order of a trail of as many ids; false if these are not sorted by it.
+  bool follow(const Trail& trail, const std::int64_t* ids, std::size_t begin, const float* beside, std::size_t width);
+  // Tells a trail its order.
   void leave(Trail& trail) const;
 
   Part of_shard(std::size_t shard, std::uint32_t* rows) const {

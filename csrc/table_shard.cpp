@@ -52,9 +52,9 @@ Shard::Shard(const TableConfig& config, const Updater& updater, Pages& pages)
       waiting_(pages, sizeof(Waiting)),
       waiting_index_(most_load(sizeof(Waiting))) {}
 
-// Calls `ahead` for each entry some blocks early, then `consume` for each block, with the rows that have their hashes:
-// the ids are to be compared yet. Where rows are `known` these are taken, else they are told. Of a row, what begins at
-// `skip` is fetched.
+// Calls `ahead` for each entry some blocks early, then `consume` for each block, with the rows that a trail has if they
+// are `known`, or else those that have their hashes, which are told to it: the ids are to be compared yet. Of a row,
+// what begins at `skip` is fetched.
 template <class Ahead, class Consume>
 void Shard::walk(SortedIds::Part part, bool known, std::size_t skip, std::size_t row_bytes, Ahead ahead,
                  Consume consume) const {

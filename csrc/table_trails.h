@@ -11,6 +11,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "table_request.h"
@@ -25,18 +26,16 @@ class Trails {
 
   // Keeps the trail of a pull of these ids. The oldest ones are given up for it: all have `most_ids` ids at most.
   void keep(Trail trail, const std::int64_t* ids, std::size_t most_ids);
-  // That of the last pull of these ids, as far as their number and ends tell; an empty one if there is none.
-  Trail take(const std::int64_t* ids, std::size_t count);
-  // One that has room for so many ids, and no pieces.
-  Trail begin(std::size_t count);
-  void give_back(Trail trail);
+  // That of the last pull of these ids, as far as their number and ends tell.
+  std::optional<Trail> take(const std::int64_t* ids, std::size_t count);
 
   std::size_t bytes() const;
 
  private:
+  static constexpr std::size_t kMost = 64;  // trails: for the batches of so many workers, where all are pushed
+
   mutable std::mutex mutex_;
-  std::vector<std::unique_ptr<SortedIds>> spare_pieces_;
-  std::vector<Trail> spare_;
+  std::vector<std::unique_ptr<SortedIds>> spare_;
   std::deque<Trail> kept_;    // the newest last
   std::size_t kept_ids_ = 0;  // of all of them
 };

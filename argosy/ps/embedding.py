@@ -86,10 +86,10 @@ class Embedding(nn.Module):
             raise TypeError(f"ids are a {type(ids).__name__}; an embedding takes a tensor of torch.int64")
         if self._only_looks or not torch.is_grad_enabled():
             lookup = self._look_up(ids, offsets)
-            return _spread(lookup, self._store.look(self._table, lookup.ids), ids)
+            return lookup.spread(self._store.look(self._table, lookup.ids))
         lookup, rows = self._pulled(ids, offsets)
         self._check_clicks(clicks, lookup)
-        return _Spread.apply(self._anchor, self, lookup, rows, ids, clicks)  # type: ignore[no-any-return, no-untyped-call]
+        return _Spread.apply(self._anchor, self, lookup, rows, clicks)  # type: ignore[no-any-return, no-untyped-call]
 
     def prefetch(self, ids: Tensor, offsets: Tensor | None = None) -> None:
         """Ask for the rows of a batch that will come next; `forward` with the same tensors then finds them there."""
@@ -217,25 +217,19 @@ class Embedding(nn.Module):
         self._waiting.append(Gradients(lookup.ids, summed, lookup.shows, counted, pulled))
 
 
-def _spread(lookup: Lookup, rows: Tensor, ids: Tensor) -> Tensor:
-    """Rows where the ids stood, or bags."""
-    out = lookup.spread(rows)
-    return out if lookup.bags is not None else out.view(*ids.shape, rows.shape[1])
-
-
 class _Spread(torch.autograd.Function):
     """Rows spread over a batch; backward leaves the gradients with the embedding."""
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, embedding: Embedding, lookup: Lookup, rows: Tensor, ids: Tensor, clicks: Tensor | None
+        ctx: Any, anchor: Tensor, embedding: Embedding, lookup: Lookup, rows: Tensor, clicks: Tensor | None
     ) -> Tensor:
         ctx.kept = embedding, lookup, rows, clicks
-        return _spread(lookup, rows, ids)
+        return lookup.spread(rows)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, ...]:
         embedding, lookup, rows, clicks = ctx.kept
         embedding._keep(lookup, rows, gradient, clicks)
-        return (None,) * 6
+        return (None,) * 5

@@ -38,6 +38,7 @@ class Lookup:
     ids: Tensor  # int64
     places: Tensor  # int32
     shows: Tensor  # int32
+    shape: tuple[int, ...]  # of what was looked up
     bags: Bags | None = None
 
     @classmethod
@@ -62,12 +63,12 @@ class Lookup:
         count = len(flat)
         distinct = torch.empty(count, dtype=torch.int64)
         places, shows = torch.empty(count, dtype=torch.int32), torch.empty(count, dtype=torch.int32)
-        finder = _own.finder
+        finder = _own.finder if count <= _OFTEN else Distinct()
         found = finder.find(flat.data_ptr(), count)
         ctypes.memmove(distinct.data_ptr(), finder.ids_at, 8 * found)
         ctypes.memmove(places.data_ptr(), finder.places_at, 4 * count)
         ctypes.memmove(shows.data_ptr(), finder.counts_at, 4 * found)
-        return cls(distinct[:found], places, shows[:found], bags)
+        return cls(distinct[:found], places, shows[:found], tuple(ids.shape), bags)
 
     @property
     def outputs(self) -> int:
@@ -75,13 +76,13 @@ class Lookup:
         return len(self.places) if self.bags is None else len(self.bags.offsets) - 1
 
     def spread(self, rows: Tensor) -> Tensor:
-        """The rows of the distinct ids, where the ids stood; or the sum or mean of each bag.
+        """The rows of the distinct ids, in the shape in which the ids stood; or the sum or mean of each bag.
 
         >>> Lookup.of(torch.tensor([5, -3, 5])).spread(torch.tensor([[1.0], [2.0]])).tolist()
         [[1.0], [2.0], [1.0]]
         """
         dim = rows.shape[1]
-        out = torch.empty(self.outputs, dim)
+        out = torch.empty(*(self.shape if self.bags is None else (self.outputs,)), dim)
         if self.bags is None:
             native_expand(rows.data_ptr(), self.places.data_ptr(), len(self.places), dim, out.data_ptr())
         else:
@@ -101,7 +102,7 @@ class Lookup:
         rows = torch.zeros(len(self.ids), dim)
         if self.bags is None:
             # Those of a batch may be some columns of a larger matrix: a gap after each sample does not need a copy.
-            if gradients.dim() < 3 or not len(gradients) or not gradients[0].is_contiguous():
+            if gradients.dim() < 2 or gradients.is_contiguous() or not gradients[0].is_contiguous():
                 gradients = gradients.reshape(1, -1, dim).contiguous()
             in_a_row, pitch = max(gradients[0].numel() // dim, 1), gradients.stride(0)
             native_add_up(
@@ -127,6 +128,9 @@ class Lookup:
         if self.bags is not None:
             per_place = per_place.repeat_interleave(self.bags.offsets.diff())
         return torch.zeros(len(self.ids)).index_add_(0, self.places.long(), per_place)
+
+
+_OFTEN = 1 << 22  # ids of a batch: memory for more than these is not kept
 
 
 class _Own(threading.local):

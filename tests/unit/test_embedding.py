@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import argosy
-from argosy.ps import SGD, Adagrad, Adam
+from argosy.ps import SGD, Adagrad, Adam, lookup
 
 IDS = [3, -7, 1 << 62, 0]
 
@@ -52,6 +52,55 @@ def test_rows_are_trained_as_torch_trains_them(mode: str, rule: Any, optimizer: 
         ours.step()
         steps.step()
     torch.testing.assert_close(ours(torch.tensor(IDS).view(4, 1)).detach().view(4, 5), theirs.weight.detach())
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda rows: torch.cat([rows.flatten(1), torch.ones(len(rows), 3)], 1).square(),
+        lambda rows: torch.cat([torch.ones(len(rows), 2), rows[:, 0].flatten(1), rows[:, 1].flatten(1)], 1).square(),
+        lambda rows: rows.mul_(2).add_(1).square(),
+        lambda rows: rows.sum(),
+        lambda rows: rows.transpose(0, 1).flatten(1).square().cumsum(1),
+        lambda rows: rows.half().square(),
+        lambda rows: rows[1:, :2].square(),
+        lambda rows: rows[:0],
+    ],
+    ids=["columns", "columns of each", "in place", "expanded", "transposed", "half", "a part", "nothing"],
+)
+@pytest.mark.parametrize("shape", [(4, 3), (2, 2, 3)])
+def test_gradients_are_added_up_however_they_lie(use: Any, shape: tuple[int, ...]) -> None:
+    ours, theirs, steps = both("none", SGD(lr=0.3), lambda p: torch.optim.SGD(p, lr=0.3))
+    places = torch.arange(12).remainder(4).view(shape)
+    for output in (ours(torch.tensor(IDS)[places]), theirs(places)):
+        assert output.shape == (*shape, 5)
+        use(output).sum().backward()
+    ours.step()
+    steps.step()
+    torch.testing.assert_close(ours(torch.tensor(IDS)).detach(), theirs.weight.detach())
+
+
+@pytest.mark.parametrize("shape", [(), (12,), (0,), (0, 3), (3, 0)])
+def test_ids_may_have_any_shape(shape: tuple[int, ...]) -> None:
+    ours, theirs, steps = both("none", SGD(lr=0.3), lambda p: torch.optim.SGD(p, lr=0.3))
+    places = torch.arange(12)[: torch.Size(shape).numel()].remainder(4).view(shape)
+    for output in (ours(torch.tensor(IDS)[places]), theirs(places)):
+        assert output.shape == (*shape, 5)
+        output.square_().sum().backward()
+    ours.step()
+    steps.step()
+    torch.testing.assert_close(ours(torch.tensor(IDS)).detach(), theirs.weight.detach())
+
+
+def test_columns_of_a_larger_matrix_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    gaps: list[tuple[int, int]] = []
+    native = lookup.native_add_up
+    monkeypatch.setattr(lookup, "native_add_up", lambda *all: (gaps.append(all[1:3]), native(*all)))
+    words = argosy.Embedding(4)
+    for ids in (torch.arange(6).view(2, 3), torch.arange(6)):
+        rows = words(ids)
+        torch.cat([rows.flatten(1), torch.ones(len(rows), 5)], 1).sin().sum().backward()
+    assert gaps == [(3, 17), (1, 9)]
 
 
 def test_bags_begin_at_offsets() -> None:

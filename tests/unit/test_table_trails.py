@@ -66,6 +66,9 @@ def test_a_push_follows_the_pull_of_its_ids() -> None:
     for step in range(3):
         pair.pulled.pull(batch)
         pair.push(batch, step)
+        pair.push(batch, step)  # nobody has pulled for this one
+    assert pair.pulled.native.followed == 3
+    assert pair.plain.native.followed == 0
     pair.check()
 
 
@@ -73,11 +76,10 @@ def test_pulls_may_be_ahead_of_their_pushes() -> None:
     pair = Pair()
     batches = pair.ids.split(BATCH)
     pair.pulled.pull(batches[0])
-    before = pair.pulled.native.bytes
     for number in range(5):
         pair.pulled.pull(batches[number + 1])
         pair.push(batches[number], number)
-    assert pair.pulled.native.bytes > before, "trails are kept"
+    assert pair.pulled.native.followed == 5
     pair.check()
 
 
@@ -102,6 +104,7 @@ def test_rows_that_are_made_between_pull_and_push() -> None:
     pair.pulled.pull(new[:BATCH])
     pair.push(new[5:BATCH:2], 1)
     pair.push(new[:BATCH], 2)
+    assert pair.pulled.native.followed == 1
     pair.check()
 
 
@@ -117,6 +120,7 @@ def test_rows_that_are_removed_between_pull_and_push_and_their_places_taken() ->
         if len(taken):
             pair.push(taken, step)
         pair.push(batch, step)
+        assert pair.pulled.native.followed == step + 1
         pair.check()
 
 
@@ -133,16 +137,21 @@ def test_a_free_row_that_looks_as_if_it_had_the_id() -> None:
     pair.push(torch.tensor(before), 3)
     pair.both(lambda table: table.native.shrink(0, unseen_days=1))
     pair.push(batch, 4)
+    assert pair.pulled.native.followed == 1
     pair.check()
 
 
 def test_what_is_only_looked_at_costs_little_memory() -> None:
     pair = Pair()
-    for begin in range(0, ROWS - BATCH, 1000):
-        pair.pulled.pull(pair.ids[begin : begin + BATCH])
-    assert pair.pulled.native.bytes <= pair.plain.native.bytes + pair.plain.native.payload_bytes / 8
-    assert pair.pulled.native.bytes <= 1.3 * pair.pulled.native.payload_bytes
-    pair.push(pair.ids[:BATCH], 0)
+    payload = pair.plain.native.payload_bytes
+    for begin in range(0, ROWS - BATCH, 300):
+        many, few = pair.ids[begin : begin + BATCH], pair.ids[begin : begin + 256 + begin % 1000]
+        pair.pulled.pull(many)
+        if begin % 900 == 0:
+            pair.push(many, begin)
+        pair.pulled.pull(few)
+        assert pair.pulled.native.bytes <= pair.plain.native.bytes + payload / 16 + (1 << 20)
+    assert pair.pulled.native.bytes <= 1.3 * payload
     pair.check()
 
 
@@ -162,5 +171,7 @@ def test_many_threads_pull_and_push() -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert table.native.followed > 0
     counts = torch.cat([torch.full((BATCH,), float(many)) for many in (10, 20, 20, 20, 10, 0)])
     assert torch.equal(table.pull(ids), counts[:, None].expand(-1, DIM))
