@@ -150,6 +150,19 @@ def _row(label: str, turns: Sequence[Turn]) -> Row:
     return Row(STEPS, label, SIZE, medians, p10, p90)
 
 
+def clicks(
+    report: Report, way: str, words: Sequence[str], options: Sequence[str], places: Sequence[Place], servers: int = 1
+) -> dict[str, Any]:
+    """What training on the click log told, by its way; nothing, with a note, if it failed."""
+    try:
+        with job(words, [str(CLICKS), *options], places, servers) as folder:
+            return {way: json.loads((folder / "result.json").read_text())}
+    except JobFailed as error:
+        print(f"  {error}", flush=True)
+        report.notes.append(in_a_line(str(error)))
+        return {}
+
+
 def slow_link(report: Report, plan: Plan, quick: bool) -> None:
     """The same log, in step and every 50 steps. What 50 steps of this log touch is about 5 times what one touches."""
     options = ["--rows", "20000" if quick else "400000", "--dim", "256"]
@@ -157,12 +170,7 @@ def slow_link(report: Report, plan: Plan, quick: bool) -> None:
     with network.network(hosts=2, per_host=1, mbits=MBITS) as places:
         for way in WAYS:
             print(f"{SLOW}: {way}", flush=True)
-            try:
-                with job(["--strategy", way], [str(CLICKS), *options], places) as folder:
-                    told[way] = json.loads((folder / "result.json").read_text())
-            except JobFailed as error:
-                print(f"  {error}", flush=True)
-                report.notes.append(in_a_line(str(error)))
+            told |= clicks(report, way, ["--strategy", way], options, places)
 
 
 def claims_of_slow_link(report: Report) -> Iterator[Claim]:
@@ -184,21 +192,16 @@ SLOW_LINK = Part(slow_link, claims_of_slow_link, needs_network=True)
 def modes(report: Report, plan: Plan, quick: bool) -> None:
     """The log by one process, and in each mode: two epochs.
 
-    Two pairs of fields must be learnt, and a pair that is not costs 0.005 to 0.01 of AUC. After one epoch it is luck
-    whether those who go slower, `geo` most of all, have come to the second one.
+    Two pairs of fields must be learnt, and without the second one 0.005 of AUC is missing. After one epoch it is luck
+    whether those who go slower, `geo` most of all, have come to it.
     """
+    options = ["--epochs", "2", "--rows", "20000" if quick else "800000"]
     told: dict[str, Any] = report.extra.setdefault("modes", {})
     for mode in (ALONE, *MODES):
         print(f"{LEARNT}: {mode or 'one process'}", flush=True)
         workers, servers = (LEARNERS, 2) if mode else (1, 0)
         words = ["--workers", str(workers), "--strategy", mode]
-        try:
-            script = [str(CLICKS), "--epochs", "2", "--rows", "20000" if quick else "800000"]
-            with job(words, script, [Place()], servers) as folder:
-                told[mode] = json.loads((folder / "result.json").read_text())
-        except JobFailed as error:
-            print(f"  {error}", flush=True)
-            report.notes.append(in_a_line(str(error)))
+        told |= clicks(report, mode, words, options, [Place()], servers)
 
 
 def claims_of_modes(report: Report) -> Iterator[Claim]:
