@@ -52,4 +52,5 @@ $(VENV)/.torch: Makefile
 $(VENV)/.ready: $(VENV)/.torch pyproject.toml CMakeLists.txt $(NATIVE_SOURCES)
 	$(call say,building the native core and installing argosy with what its demo and tests need)
 	@$(PIP) --no-build-isolation --editable ".[demo,dev]"
+	@$(BIN)/python -m compileall -q argosy  # where Python may not write what it compiles, each worker would anew
 	@touch $@

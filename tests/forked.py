@@ -36,6 +36,7 @@ SERVER = multiprocessing.get_context("forkserver")
 PRELOADED = ["torch", "torch.distributed", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining"]
 PRELOADED += ["argosy.fleet", "argosy.cli.main", "argosy.launch.bootstrap", "argosy.ps.serve"]
 PRELOADED += ["hypothesis", "pytest", "ranks", "forked"]  # what files of tests import, which their ranks import too
+PRELOADED += ["settled"]
 SERVER.set_forkserver_preload(PRELOADED)
 NAMESPACE = "TESTS_NAMESPACE"  # the variable that names the network namespace to start a command in
 
