@@ -33,7 +33,7 @@ def task(name: str, batch: int, rank: int) -> Task:
     """A model with the same parameters everywhere, and a batch of the rank's own."""
     torch.manual_seed(0)
     known = {"mlp": (mlp, _rows), "resnet18": (resnet18, _images), "gpt": (gpt, _text), "tiny": (tiny, _few)}
-    known |= {"wide gpt": (wide_gpt, _text)}
+    known |= {"wide gpt": (wide_gpt, _text), "narrow gpt": (narrow_gpt, _text)}
     model, make = known[name]
     net = model()
     torch.manual_seed(1 + rank)
@@ -92,7 +92,7 @@ def resnet18() -> nn.Module:
     return residual_net([64, 128, 256, 512], blocks=2)
 
 
-class _Block(nn.Module):
+class Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -110,11 +110,11 @@ class _Block(nn.Module):
         return x + self.mlp(self.before_mlp(x))
 
 
-class _Gpt(nn.Module):
+class Gpt(nn.Module):
     def __init__(self, width: int, layers: int, heads: int, words: int = VOCABULARY) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(words, width), nn.Embedding(TOKENS, width)
-        self.blocks = nn.Sequential(*(_Block(width, heads) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -124,17 +124,22 @@ class _Gpt(nn.Module):
 
 def gpt() -> nn.Module:
     """10 million parameters."""
-    return _Gpt(width=384, layers=6, heads=6)
+    return Gpt(width=384, layers=6, heads=6)
 
 
 def wide_gpt() -> nn.Module:
     """25 million parameters in few layers."""
-    return _Gpt(width=1024, layers=2, heads=16, words=256)
+    return Gpt(width=1024, layers=2, heads=16, words=256)
+
+
+def narrow_gpt() -> nn.Module:
+    """11 million parameters in more layers."""
+    return Gpt(width=384, layers=6, heads=6, words=256)
 
 
 def deep_gpt(layers: int = 48, width: int = 384) -> nn.Module:
     """85 million parameters in many equal layers, by default."""
-    return _Gpt(width, layers, heads=6)
+    return Gpt(width, layers, heads=6)
 
 
 def _rows(batch: int) -> tuple[Tensor, Tensor]:

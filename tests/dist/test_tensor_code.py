@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -111,6 +112,29 @@ class Odd(nn.Module):
         return total + self.out(F.silu(gate) * up) + torch.cat([hidden, hidden], -1)[..., 8:24]
 
 
+class Direct(nn.Module):
+    """Code that uses parameters which every rank has whole, without the modules that they belong to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.norm, self.counter = nn.Embedding(8, 16), nn.LayerNorm(16), nn.LayerNorm(2)
+        self.up, self.down = nn.Linear(16, 24), nn.Linear(24, 16)
+        self.scale = nn.Parameter(torch.full((16,), 0.5))
+        self.seen: list[type] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = x + self.places.weight[: x.shape[1]]
+        self.seen.append(type(before))
+        count = self.counter.weight
+        with torch.no_grad():
+            count += 1.0
+            count.add_(torch.ones(2))
+            assert copy.deepcopy(count).tolist() == count.tolist() == [3.0, 3.0]
+        before = torch.zeros_like(before).add_(before).add_(self.norm.bias) * self.scale
+        inside = F.linear(F.layer_norm(before, (16,), self.norm.weight, self.norm.bias), self.up.weight)  # divided
+        return before + self.down(inside + self.up.bias) + self.counter(count + self.counter.bias).sum()
+
+
 class Recomputed(nn.Module):
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -131,6 +155,11 @@ def _own_code(place: Place) -> None:
     check(lambda: Wrapped(viewed), mesh, x, sequence_parallel=True)
     check(Odd, mesh, x, plan="up:column,down:row,gate_up:column2,out:row")
     check(Odd, mesh, x, plan="up:column,down:row", sequence_parallel=True)
+    direct: list[Direct] = []
+    check(lambda: direct.append(Direct()) or direct[-1], mesh, x)
+    alone, divided = direct
+    assert divided.seen == alone.seen == [Tensor], "what every rank has whole is plain, which is faster"
+    assert isinstance(divided.counter.weight, DTensor)
     check(lambda: Recomputed(0.0), mesh, x)
     check(lambda: Recomputed(0.0), mesh, x, sequence_parallel=True)
     with pytest.warns(UserWarning, match="a sequence of 5 does not divide by tensor=2"):

@@ -81,6 +81,12 @@ def test_sizes_decide_where_names_do_not() -> None:
     assert divided(grouped) == {"wq": "column", "wk": "column", "wv": "column", "wo": "row"}
     with_dropout = module(to_qkv=nn.Linear(8, 24), to_out=nn.Sequential(nn.Linear(8, 8), nn.Dropout()))
     assert divided(with_dropout) == {"to_qkv": "column3", "to_out.0": "row"}
+    block = module(attention=nn.Linear(8, 24), back=nn.Linear(8, 8), mlp=models.mlp())
+    assert not {"attention", "back"} & divided(block).keys()
+    block.heads = 4  # with heads, d -> 3k and k -> d are attention, whatever they are called
+    assert divided(block).items() >= {"attention": "column3", "back": "row"}.items()
+    block.another = nn.Linear(8, 8)  # one of the two is
+    assert not {"attention", "back", "another"} & divided(block).keys()
 
 
 def test_only_vocabularies_are_divided_by_rows() -> None:

@@ -18,7 +18,8 @@ from argosy.parallel.tensor.crossing import unwrap, wrap
 
 _ASKING = frozenset(
     {"__get__", "__set__", "__delete__", "size", "dim", "numel", "is_floating_point", "__len__", "ndimension"}
-    | {"register_hook", "retain_grad"}  # `fully_shard` has one on what a module gives
+    | {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}  # `fully_shard` has one on outputs
+    | {"__deepcopy__", "__reduce_ex__"}
 )
 _ALIKE = frozenset(
     {"contiguous", "clamp", "float", "bfloat16", "half", "to", "clone", "detach"}
@@ -29,6 +30,11 @@ _ALIKE = frozenset(
 def is_fused(tensor: object) -> bool:
     """Whether it has several parts, each of them divided."""
     return isinstance(tensor, DTensor) and type(tensor._spec.placements[0]) is _StridedShard
+
+
+def asks(func: Any) -> bool:
+    """Whether a function only tells something of a tensor, or makes another of the same kind of it."""
+    return (name := getattr(func, "__name__", "")) in _ASKING or name == "detach"  # of which parameters are made
 
 
 def changes(func: Any) -> bool:

@@ -7,7 +7,8 @@ which is slower and never wrong: see [Note: what a tensor is].
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -26,6 +27,8 @@ _PAIRS = (("linear1", "linear2"), ("fc1", "fc2"), ("c_fc", "c_proj"), ("lin1", "
 _POSITIONS = ("wpe", "pos")
 _LARGE_ROWS = 4096  # an embedding without a head of its size is worth dividing from here on
 _MIXING = (activation.MultiheadAttention, nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d, nn.GLU)
+
+_Named = tuple[str, nn.Linear]  # its path, and the layer
 
 COLUMN, ROW, VOCAB, HEADS, REPLICATE = map(Style, ("column", "row", "vocab", "heads", "replicate"))
 
@@ -59,7 +62,7 @@ def _ancestors(name: str) -> Iterator[str]:
         yield name
 
 
-def _linears(name: str, module: nn.Module, found: Found) -> dict[str, tuple[str, nn.Linear]]:
+def _linears(name: str, module: nn.Module, found: Found) -> dict[str, _Named]:
     """The linear layers right inside a module, by what it calls them; a projection may have its dropout with it."""
     linears = {}
     for child, part in module.named_children():
@@ -76,9 +79,11 @@ def _linears(name: str, module: nn.Module, found: Found) -> dict[str, tuple[str,
 def _attention(name: str, module: nn.Module, found: Found) -> None:
     linears = _linears(name, module, found)
     out = next((linears[each] for each in _OUT if each in linears), None)
+    fused = next((linears[each] for each in _FUSED if each in linears), None)
+    if _heads(module, _HEADS) and (out is None or fused is None):
+        fused, out = _fused_by_sizes(list(linears.values())) or (fused, out)
     if out is None:
         return
-    fused = next((linears[each] for each in _FUSED if each in linears), None)
     if fused is not None and fused[1].out_features == 3 * out[1].in_features:
         found.styles[fused[0]] = Style("column", 3)
         found.styles[out[0]] = ROW
@@ -97,20 +102,32 @@ def _attention(name: str, module: nn.Module, found: Found) -> None:
     _count(key[0], module, _KEY_HEADS if grouped else _HEADS, found)
 
 
+def _fused_by_sizes(linears: Sequence[_Named]) -> tuple[_Named, _Named] | None:
+    """Of a module with heads, whatever it calls them: the projections d -> 3k and k -> d, if there is one of each."""
+    pairs = [
+        (fused, out)
+        for fused, out in itertools.permutations(linears, 2)
+        if _shape(fused[1]) == (out[1].out_features, 3 * out[1].in_features)
+    ]
+    return pairs[0] if len(pairs) == 1 else None
+
+
 def _count(path: str, module: nn.Module, names: tuple[str, ...], found: Found) -> None:
     """A number of heads, if the module tells it; if not, the model's own view of them will show whether it divides."""
-    for each in names:
-        number = getattr(module, each, None)
-        if isinstance(number, int) and not isinstance(number, bool) and number > 0:
-            found.heads[path] = number
-            return
+    if number := _heads(module, names):
+        found.heads[path] = number
+
+
+def _heads(module: nn.Module, names: Sequence[str]) -> int | None:
+    told = (getattr(module, each, None) for each in names)
+    return next((n for n in told if isinstance(n, int) and not isinstance(n, bool) and n > 0), None)
 
 
 def _sequence(name: str, module: nn.Module, found: Found) -> None:
     """Pairs of linear layers in a Sequential, with nothing between that mixes features."""
     if not isinstance(module, nn.Sequential):
         return
-    first: tuple[str, nn.Linear] | None = None
+    first: _Named | None = None
     for child, part in module.named_children():
         path = f"{name}.{child}" if name else child
         if isinstance(part, nn.Linear) and path not in found.styles:

@@ -1,6 +1,7 @@
 """What DTensors lack for a model's own code to run on them as it is written.
 
 While a model computes, every function of torch that it calls with a DTensor passes here:
+- DTensors that every rank has whole (parameters that a model's own code uses) are as good as plain ones, and faster so;
 - a plain tensor beside a DTensor is one that all ranks have, so it becomes a replicated one (a mask, a parameter);
 - a fused q, k and v, each of which is divided, is taken apart where it lies (`fused.py`);
 - attention and cross-entropy are computed divided;
@@ -22,7 +23,7 @@ from torch.utils._pytree import tree_map_only
 from argosy.config import ConfigError
 from argosy.parallel.tensor import fused
 from argosy.parallel.tensor.attention import scaled_dot_product
-from argosy.parallel.tensor.crossing import REPLICATE, plain, wrap
+from argosy.parallel.tensor.crossing import REPLICATE, plain, unwrap, wrap
 from argosy.parallel.tensor.loss import cross_entropy
 from argosy.parallel.tensor.region import Region
 
@@ -42,7 +43,10 @@ class Rules(TorchFunctionMode):
         """Call a function of torch by the rules."""
         kwargs = kwargs or {}
         kinds = _kinds(args) | (_kinds(kwargs.values()) if kwargs else 0)
-        if not kinds & _DIVIDED:
+        if not kinds & (_DIVIDED | _WHOLE):
+            return func(*args, **kwargs)
+        if not kinds & _DIVIDED and not fused.asks(func) and not _changes_a_dtensor(func, args):
+            args, kwargs = tree_map_only(DTensor, unwrap, (args, kwargs))
             return func(*args, **kwargs)
         if kinds & _FUSED:
             if (given := fused.call(func, args, kwargs)) is not NotImplemented:
@@ -52,7 +56,7 @@ class Rules(TorchFunctionMode):
             return special(*args, **kwargs)
         if kinds & _PLAIN:
             # A plain tensor that is changed in place cannot become another one: it takes whole values.
-            change = plain if fused.changes(func) and not isinstance(args[0], DTensor) else self._lift
+            change = plain if fused.changes(func) and not _changes_a_dtensor(func, args) else self._lift
             args, kwargs = tree_map_only(Tensor, change, (args, kwargs))
         try:
             return func(*args, **kwargs)
@@ -95,7 +99,11 @@ class Rules(TorchFunctionMode):
         )
 
 
-_PLAIN, _DIVIDED, _FUSED = 1, 2, 4
+_PLAIN, _DIVIDED, _FUSED, _WHOLE = 1, 2, 4, 8
+
+
+def _changes_a_dtensor(func: Any, args: Any) -> bool:
+    return fused.changes(func) and isinstance(args[0], DTensor)
 
 
 def _kinds(arguments: Any) -> int:
@@ -103,7 +111,10 @@ def _kinds(arguments: Any) -> int:
     kinds = 0
     for each in arguments:
         if isinstance(each, DTensor):
-            kinds |= _DIVIDED | _FUSED if fused.is_fused(each) else _DIVIDED
+            if each.placements == (REPLICATE,):
+                kinds |= _WHOLE
+            else:
+                kinds |= _DIVIDED | _FUSED if fused.is_fused(each) else _DIVIDED
         elif isinstance(each, Tensor):
             kinds |= _PLAIN
         elif isinstance(each, list | tuple):
