@@ -317,6 +317,13 @@ class Failure(RuntimeError):
 def copy_around(to: int, source: int, bytes: int) -> None:
     """Copy bytes around the caches, without the GIL: what is copied is not read soon."""
 
+def samples_at(size: int, half: int, keys: list[int], positions: int, count: int, samples: int) -> None:
+    """The samples at some positions of an epoch, by a Feistel network with these keys over halves of `half` bits.
+
+    Positions and samples are addresses of `count` 64-bit integers. Runs without the GIL. Raises IndexError for a
+    position that is not below the size.
+    """
+
 def crc32c(data: bytes, seed: int = 0, way: str | None = None) -> int:
     """The CRC32C of `data`, going on from `seed`: `crc32c(b, crc32c(a)) == crc32c(a + b)`.
 

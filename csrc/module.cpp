@@ -16,6 +16,7 @@
 #include "bind_engine.h"
 #include "giver.h"
 #include "guard.h"
+#include "order.h"
 #include "reduce.h"
 #include "tiles.h"
 
@@ -95,6 +96,17 @@ Runs without the GIL. `isa` names the instruction set to use, for tests; the def
       },
       "to"_a, "source"_a, "bytes"_a, nb::call_guard<nb::gil_scoped_release>(),
       "Copy bytes around the caches, without the GIL: what is copied is not read soon.");
+
+  m.def(
+      "samples_at",
+      [](std::uint64_t size, unsigned half, const std::vector<std::uint64_t>& keys, std::uintptr_t positions,
+         std::size_t count, std::uintptr_t samples) {
+        const argosy::Order order{size, half, keys};
+        argosy::samples_at(order, {reinterpret_cast<const std::int64_t*>(positions), count},
+                           reinterpret_cast<std::int64_t*>(samples));
+      },
+      "size"_a, "half"_a, "keys"_a, "positions"_a, "count"_a, "samples"_a, nb::call_guard<nb::gil_scoped_release>(),
+      "The samples at some positions of an epoch, by a Feistel network; without the GIL.");
 
   m.def("guard", &argosy::guard, "fd"_a,
         R"(Kill this process's whole group when the other end of `fd`, a pipe or stream socket, is closed.

@@ -16,6 +16,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from argosy._native import samples_at
+
 _ROUNDS = 6
 _MASK = (1 << 64) - 1
 
@@ -44,30 +46,14 @@ class Shuffle:
     """
 
     def __init__(self, size: int, seed: int, epoch: int) -> None:
-        self._size = np.uint64(size)
-        half = max(1, -(-(size - 1).bit_length() // 2)) if size > 1 else 1
-        self._half, self._low = np.uint64(half), np.uint64((1 << half) - 1)
+        self._size = size
+        self._half = max(1, -(-(size - 1).bit_length() // 2)) if size > 1 else 1
         base = epoch_seed(seed, epoch)
-        self._keys = [np.uint64(mix(base + number)) for number in range(_ROUNDS)]
+        self._keys = [mix(base + number) for number in range(_ROUNDS)]
 
     def __call__(self, positions: Indices) -> Indices:
         """The samples at these positions."""
-        values = self._permute(positions.astype(np.uint64))
-        outside = values >= self._size
-        while outside.any():
-            values[outside] = self._permute(values[outside])
-            outside = values >= self._size
-        return values.astype(np.int64)
-
-    def _permute(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        left, right = values >> self._half, values & self._low
-        for key in self._keys:
-            left, right = right, left ^ (_scramble(right ^ key) & self._low)
-        return (left << self._half) | right
-
-
-def _scramble(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """`mix`, for arrays: integer arithmetic of NumPy wraps by itself."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+        asked = np.ascontiguousarray(positions, dtype=np.int64)
+        samples = np.empty_like(asked)
+        samples_at(self._size, self._half, self._keys, asked.ctypes.data, asked.size, samples.ctypes.data)
+        return samples

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from argosy.data.order import Indices, Shuffle
+from argosy.data.order import Indices, Shuffle, epoch_seed, mix
 
 SEEDS = st.integers(0, 2**63 - 1)
 EPOCHS = st.integers(0, 2**31)
@@ -54,6 +54,37 @@ def test_any_positions_tell_the_same_as_the_whole(size: int, seed: int, epoch: i
     before = asked.copy()
     assert np.array_equal(Shuffle(size, seed, epoch)(asked), whole(size, seed, epoch)[asked])
     assert np.array_equal(asked, before)
+
+
+def in_whole_numbers(position: int, size: int, seed: int, epoch: int) -> int:
+    """The same, written out: an order must stay what it is, as checkpoints are continued in it."""
+    half = max(1, -(-(size - 1).bit_length() // 2))
+    low, bits = (1 << half) - 1, (1 << 64) - 1
+    value = position
+    while True:
+        left, right = value >> half, value & low
+        for number in range(6):
+            mixed = right ^ mix(epoch_seed(seed, epoch) + number)
+            mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & bits
+            mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & bits
+            left, right = right, left ^ ((mixed ^ (mixed >> 31)) & low)
+        value = left << half | right
+        if value < size:
+            return value
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(size=st.integers(1, 5000) | st.integers(2**40, 2**62), seed=SEEDS, epoch=EPOCHS, data=st.data())
+def test_an_order_is_what_its_definition_says(size: int, seed: int, epoch: int, data: st.DataObject) -> None:
+    asked = data.draw(st.lists(st.integers(0, size - 1), max_size=10))
+    wanted = [in_whole_numbers(position, size, seed, epoch) for position in asked]
+    assert Shuffle(size, seed, epoch)(np.array(asked, dtype=np.int64)).tolist() == wanted
+
+
+def test_a_position_that_is_not_there_is_refused() -> None:
+    for position in (-1, 5):
+        with pytest.raises(IndexError, match=f"position {position} of 5"):
+            Shuffle(5, 0, 0)(np.array([position]))
 
 
 def test_seed_and_epoch_decide_the_order_and_do_not_stand_in_for_each_other() -> None:
