@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,12 @@ TENSOR = "torch's parallelize_module on Gloo"
 FORMULAS = {1: lambda n: 2 + 2 / n, 2: lambda n: 1 + 3 / n, 3: lambda n: 4 / n}
 # What is trained, by how many workers, by us and by whom; the claim is against the first. Computing takes the same time
 # on all sides: the larger the batch or the matrices, the less of a step is anything else.
-STEPS = {
+SHARDED = {
     "Stage 3 of an MLP of 25 M parameters, 4 workers, batch 16": ("mlp", 16, 4, "shard_stage=3", (FSDP,)),
     "Stage 3 of a GPT of 10 M parameters, 4 workers, batch 1": ("gpt", 1, 4, "shard_stage=3", (FSDP,)),
     "Stage 3 of a GPT of 10 M parameters, 4 workers, batch 4": ("gpt", 4, 4, "shard_stage=3", (FSDP,)),
+}
+DIVIDED = {
     "Tensor parallel 2 of a GPT of 10 M parameters, batch 1": ("narrow gpt", 1, 2, "tensor=2", (TENSOR, GLOO)),
     "Tensor parallel 2 of a GPT of 10 M parameters, batch 4": ("narrow gpt", 4, 2, "tensor=2", (TENSOR, GLOO)),
     "Tensor parallel 2 of a GPT of 25 M parameters, batch 1": ("wide gpt", 1, 2, "tensor=2", (TENSOR, GLOO)),
@@ -90,21 +92,21 @@ def claims_of_memory(report: Report) -> Iterator[Claim]:
         yield claim(name, value, 0.15, "%", at_most=True, detail=detail)
 
 
-def steps(report: Report, plan: Plan, quick: bool) -> None:
-    """Sharded, and divided by layers, on our backend and on Gloo."""
-    for title, (model, batch, workers, strategy, names) in STEPS.items():
-        operation = {"model": model, "batch": batch}
-        contenders = argosy(strategy), *(peer(name, SCRIPTS[name]) for name in names)
-        entries = [Entry(each.name, each, [1], operation) for each in contenders]
-        report.add(*measure(title, entries, [Place()] * workers, plan))
+def steps_of(trainings: Mapping[str, tuple[str, int, int, str, tuple[str, ...]]], **more: Any) -> Part:
+    """Sharded, or divided by layers, on our backend and on Gloo."""
 
+    def run(report: Report, plan: Plan, quick: bool) -> None:
+        for title, (model, batch, workers, strategy, names) in trainings.items():
+            contenders = argosy(strategy), *(peer(name, SCRIPTS[name]) for name in names)
+            entries = [Entry(each.name, each, [1], {"model": model, "batch": batch, **more}) for each in contenders]
+            report.add(*measure(title, entries, [Place()] * workers, plan))
 
-def claims_of_steps(report: Report) -> Iterator[Claim]:
-    """Steps per second."""
-    for title, (*_, (name, *_)) in STEPS.items():
-        yield versus(
-            f"{title}: steps per second, against {name}", *(report.find(title, who, 1) for who in (name, OURS)), 1.5
-        )
+    def claims(report: Report) -> Iterator[Claim]:
+        for title, (*_, (name, *_)) in trainings.items():
+            rows = (report.find(title, who, 1) for who in (name, OURS))
+            yield versus(f"{title}: steps per second, against {name}", *rows, 1.5)
+
+    return Part(run, claims)
 
 
 def bubble(report: Report, plan: Plan, quick: bool) -> None:
@@ -186,7 +188,8 @@ def claims_of_meta(report: Report) -> Iterator[Claim]:
 
 PARTS = {
     "memory": Part(memory, claims_of_memory),
-    "steps": Part(steps, claims_of_steps),
+    "sharded": steps_of(SHARDED),
+    "tensor": steps_of(DIVIDED, same=True),
     "bubble": Part(bubble, claims_of_bubble),
     "checkpoints": Part(checkpoints, claims_of_checkpoints),
     "meta": Part(on_meta, claims_of_meta),

@@ -133,7 +133,7 @@ def wide_gpt() -> nn.Module:
 
 
 def narrow_gpt() -> nn.Module:
-    """11 million parameters in more layers."""
+    """The 10 million, with a vocabulary that can be divided."""
     return Gpt(width=384, layers=6, heads=6, words=256)
 
 

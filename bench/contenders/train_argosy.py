@@ -21,8 +21,11 @@ Wanted = dict[str, Any]
 
 
 def steps_of(wanted: Wanted, fleet: argosy.Fleet) -> Callable[[], None]:
-    """Steps of a model on one batch; together with the other workers unless it is `alone`, or only `in_step`."""
-    job = task(wanted["model"], wanted["batch"], fleet.rank)
+    """Steps of a model on one batch; together with the other workers unless it is `alone`, or only `in_step`.
+
+    All workers have the `same` batch if they compute every sample together.
+    """
+    job = task(wanted["model"], wanted["batch"], 0 if wanted.get("same") else fleet.rank)
     model, name = job.model, wanted.get("optimizer", "sgd")
     optimizer = optimizer_of(model, name, True if wanted.get("alone") else None)
     if not wanted.get("alone"):

@@ -129,10 +129,66 @@ class Direct(nn.Module):
         with torch.no_grad():
             count += 1.0
             count.add_(torch.ones(2))
+            count[torch.tensor([0, 1])] = count[0].clone()  # which DTensor cannot do
             assert copy.deepcopy(count).tolist() == count.tolist() == [3.0, 3.0]
+        nn.init.constant_(self.counter.bias, 0.25)  # torch gives such functions their tensor by name
+        assert self.counter.bias.sum().item() == 0.5
+        (slope,) = torch.autograd.grad((self.norm.weight * 3.0).sum(), self.norm.weight)
+        assert slope.sum().item() == 48.0
+        before[:, 1:].mul_(2.0)
         before = torch.zeros_like(before).add_(before).add_(self.norm.bias) * self.scale
         inside = F.linear(F.layer_norm(before, (16,), self.norm.weight, self.norm.bias), self.up.weight)  # divided
         return before + self.down(inside + self.up.bias) + self.counter(count + self.counter.bias).sum()
+
+
+def first_part(lost: Lost, x: Tensor) -> None:
+    lost.up(x)[..., :8].sigmoid_()
+
+
+def part_of_a_part(lost: Lost, x: Tensor) -> None:
+    lost.up(x)[..., :8].transpose(0, 1)[1:].add_(1.0)
+
+
+def set_first_part(lost: Lost, x: Tensor) -> None:
+    lost.up(x)[..., :8] = 0.0
+
+
+def part_of_a_fused(lost: Lost, x: Tensor) -> None:
+    lost.qkv(x)[..., :32].sigmoid_()
+
+
+def activation(lost: Lost, x: Tensor) -> None:
+    F.relu(lost.qkv(x), inplace=True)
+
+
+LOST = (first_part, part_of_a_part, set_first_part, part_of_a_fused, activation)
+
+
+class Lost(nn.Module):
+    """Code that changes what it would have a copy of: nobody is to find out by wrong numbers."""
+
+    def __init__(self, code: Callable[[Lost, Tensor], None]) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+        self.up, self.down = nn.Linear(16, 24), nn.Linear(24, 16)
+        self.code = code
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.code(self, x)
+        return x
+
+
+class Regression(nn.Module):
+    """A loss of the model's own, over what may be divided."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 24), nn.Linear(24, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.up(x)
+        given = self.down(hidden)
+        return given + F.mse_loss(given, torch.ones(16).expand_as(given)) + F.l1_loss(hidden, torch.ones_like(hidden))
 
 
 class Recomputed(nn.Module):
@@ -160,6 +216,8 @@ def _own_code(place: Place) -> None:
     alone, divided = direct
     assert divided.seen == alone.seen == [Tensor], "what every rank has whole is plain, which is faster"
     assert isinstance(divided.counter.weight, DTensor)
+    check(Regression, mesh, x, plan="up:column,down:row")
+    check(Regression, mesh, x, plan="up:column,down:row", sequence_parallel=True)
     check(lambda: Recomputed(0.0), mesh, x)
     check(lambda: Recomputed(0.0), mesh, x, sequence_parallel=True)
     with pytest.warns(UserWarning, match="a sequence of 5 does not divide by tensor=2"):
@@ -171,6 +229,12 @@ def _own_code(place: Place) -> None:
     with pytest.raises(RuntimeError, match="cumsum_ changes the output of a fused layer in place"):
         in_place(x)
     divided.close()
+    for code in LOST:
+        lost = Lost(code)
+        divided = tensor_parallel(lost, mesh, TensorConfig(tensor_plan="qkv:column3,out:row,up:column,down:row"))
+        with pytest.raises(RuntimeError, match="in place"):
+            lost(x)
+        divided.close()
     three = Wrapped(lambda qkv, _: chunked(qkv, 3), width=12)
     divided = tensor_parallel(three, mesh, TensorConfig())
     with pytest.raises(ConfigError, match=r"qkv is divided among 2 ranks, and unflatten.* tensor_plan=qkv:replicate"):

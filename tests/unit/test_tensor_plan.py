@@ -85,8 +85,17 @@ def test_sizes_decide_where_names_do_not() -> None:
     assert not {"attention", "back"} & divided(block).keys()
     block.heads = 4  # with heads, d -> 3k and k -> d are attention, whatever they are called
     assert divided(block).items() >= {"attention": "column3", "back": "row"}.items()
-    block.another = nn.Linear(8, 8)  # one of the two is
-    assert not {"attention", "back", "another"} & divided(block).keys()
+    for speaks_against in (
+        {"another": nn.Linear(8, 8)},  # one of the two is
+        {"another": nn.Linear(24, 8)},
+        {"attends": nn.MultiheadAttention(8, 2)},
+    ):
+        other = module(attention=nn.Linear(8, 24), back=nn.Linear(8, 8), mlp=models.mlp(), **speaks_against)
+        other.heads = 4
+        assert "back" not in divided(other), speaks_against
+    for heads in (1, 3):  # a guess that does not divide is left whole, not refused
+        block.heads = heads
+        assert not {"attention", "back"} & divided(block).keys()
 
 
 def test_only_vocabularies_are_divided_by_rows() -> None:

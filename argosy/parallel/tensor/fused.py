@@ -14,6 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from argosy.parallel.tensor.changes import changed
 from argosy.parallel.tensor.crossing import unwrap, wrap
 
 _ASKING = frozenset(
@@ -21,6 +22,7 @@ _ASKING = frozenset(
     | {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}  # `fully_shard` has one on outputs
     | {"__deepcopy__", "__reduce_ex__"}
 )
+_KEEPING = _ASKING | {"detach", "grad", "backward"}
 _ALIKE = frozenset(
     {"contiguous", "clamp", "float", "bfloat16", "half", "to", "clone", "detach"}
     | {"requires_grad_", "detach_", "copy_", "zero_", "fill_", "clamp_", "add_", "sub_", "mul_", "div_"}
@@ -32,19 +34,9 @@ def is_fused(tensor: object) -> bool:
     return isinstance(tensor, DTensor) and type(tensor._spec.placements[0]) is _StridedShard
 
 
-def asks(func: Any) -> bool:
-    """Whether a function only tells something of a tensor, or makes another of the same kind of it."""
-    return (name := getattr(func, "__name__", "")) in _ASKING or name == "detach"  # of which parameters are made
-
-
-def changes(func: Any) -> bool:
-    """Whether a function changes its first argument."""
-    name = getattr(func, "__name__", "")
-    return (
-        name == "__setitem__"
-        or (name.startswith("__i") and name != "__index__")
-        or (name.endswith("_") and not name.endswith("__"))
-    )
+def keeps(func: Any) -> bool:
+    """Whether a function is about the very tensor that it is given, or makes another of its kind: no other will do."""
+    return getattr(func, "__name__", "") in _KEEPING
 
 
 def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -55,7 +47,7 @@ def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     tensor: DTensor = args[0]
     if name in _ASKING or name in _ALIKE:
         return func(*args, **kwargs)
-    if changes(func):  # gathering would change a copy
+    if changed(func, args, kwargs) is not None:  # gathering would change a copy
         raise RuntimeError(
             f"{name} changes the output of a fused layer in place, which is not known to be right while it is divided; "
             f"write it so that it gives a new tensor, or say tensor_plan=...:replicate for the layer"

@@ -51,7 +51,7 @@ def _general(name: str) -> str:
 
 def make_plan(model: nn.Module, size: int, config: TensorConfig) -> Plan:
     """The plan of a model for so many ranks: what is inferred, with what the user says instead."""
-    found = recognise(model)
+    found = recognise(model, size)
     given = _given(model, config)
     styles = {name: given.get(name) or found.styles.get(name, REPLICATE) for name, _ in units(model)}
     _tie(model, styles, given)

@@ -41,15 +41,15 @@ class Found:
     heads: dict[str, int] = field(default_factory=dict)
 
 
-def recognise(model: nn.Module) -> Found:
-    """Everything in a model that can be divided."""
+def recognise(model: nn.Module, size: int) -> Found:
+    """Everything in a model that can be divided, among so many ranks where that is a guess."""
     found = Found()
     for name, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention):
             if module._qkv_same_embed_dim and module.bias_k is None and not module.add_zero_attn:
                 found.styles[name] = HEADS
         elif not any(part in found.styles for part in _ancestors(name)):
-            _attention(name, module, found)
+            _attention(name, module, found, size)
             _sequence(name, module, found)
             _block(name, module, found)
     _vocabularies(model, found)
@@ -76,12 +76,12 @@ def _linears(name: str, module: nn.Module, found: Found) -> dict[str, _Named]:
     return linears
 
 
-def _attention(name: str, module: nn.Module, found: Found) -> None:
+def _attention(name: str, module: nn.Module, found: Found, size: int) -> None:
     linears = _linears(name, module, found)
     out = next((linears[each] for each in _OUT if each in linears), None)
     fused = next((linears[each] for each in _FUSED if each in linears), None)
-    if _heads(module, _HEADS) and (out is None or fused is None):
-        fused, out = _fused_by_sizes(list(linears.values())) or (fused, out)
+    if out is None or fused is None:
+        fused, out = _fused_by_sizes(module, list(linears.values()), size) or (fused, out)
     if out is None:
         return
     if fused is not None and fused[1].out_features == 3 * out[1].in_features:
@@ -102,14 +102,23 @@ def _attention(name: str, module: nn.Module, found: Found) -> None:
     _count(key[0], module, _KEY_HEADS if grouped else _HEADS, found)
 
 
-def _fused_by_sizes(linears: Sequence[_Named]) -> tuple[_Named, _Named] | None:
-    """Of a module with heads, whatever it calls them: the projections d -> 3k and k -> d, if there is one of each."""
+def _fused_by_sizes(module: nn.Module, linears: Sequence[_Named], size: int) -> tuple[_Named, _Named] | None:
+    """Of a module with heads, whatever it calls them: the projections d -> 3k and k -> d, if there is one of each.
+
+    As this is a guess, nothing may speak against it: attention beside them, heads that do not divide among so many
+    ranks or do not go with the sizes, or another layer that takes the 3k.
+    """
+    heads = _heads(module, _HEADS)
+    if heads is None or heads % size or any(isinstance(each, nn.MultiheadAttention) for each in module.children()):
+        return None
     pairs = [
         (fused, out)
         for fused, out in itertools.permutations(linears, 2)
-        if _shape(fused[1]) == (out[1].out_features, 3 * out[1].in_features)
+        if _shape(fused[1]) == (out[1].out_features, 3 * out[1].in_features) and out[1].in_features % heads == 0
     ]
-    return pairs[0] if len(pairs) == 1 else None
+    if len(pairs) != 1 or any(each.in_features == pairs[0][0][1].out_features for _, each in linears):
+        return None
+    return pairs[0]
 
 
 def _count(path: str, module: nn.Module, names: tuple[str, ...], found: Found) -> None:
