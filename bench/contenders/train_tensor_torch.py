@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from models import Block, Gpt, step_of, task
-from serving import Operation, Seat, serve
+from models import Block, Gpt
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
-from torch_tensors import PATIENCE, meet
+from torch_tensors import train_divided
 
 
 def divide(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -48,19 +45,4 @@ def _forward(block: Block, heads: int) -> Any:
     return forward
 
 
-def main() -> None:
-    seat = Seat.from_arguments()
-    store = meet(seat)
-    dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.size, timeout=PATIENCE)
-    mesh = init_device_mesh("cpu", (seat.size,), mesh_dim_names=("tensor",))
-
-    def make(wanted: dict[str, Any]) -> Operation:
-        job = task(wanted["model"], wanted["batch"], rank=0)  # all ranks see the same samples
-        divide(job.model, mesh)
-        optimizer = torch.optim.SGD(job.model.parameters(), lr=1e-4, momentum=0.9)  # faster than with foreach=True
-        return Operation(step_of(job, job.model, optimizer), dist.barrier)
-
-    serve(seat, make, leave=dist.destroy_process_group)
-
-
-main()
+train_divided(divide, foreach=None)  # DTensors and plain ones do not go together in a `foreach` step

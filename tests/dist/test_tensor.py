@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from datetime import timedelta
 from typing import Any
 
 import models
@@ -12,13 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from divided import joined
 from ranks import Place, run
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from argosy.comm.backend import register_backend
 from argosy.parallel.tensor.apply import TensorParallel, tensor_parallel
 from argosy.parallel.tensor.config import TensorConfig
 from argosy.parallel.tensor.place import fsdp_placement
@@ -27,14 +25,6 @@ DEADLINE_SECONDS = 110
 STEPS = 20
 
 pytestmark = pytest.mark.timeout(120)
-
-
-def joined(place: Place, *shape: int, names: tuple[str, ...] = ("tensor",)) -> DeviceMesh:
-    register_backend()
-    dist.init_process_group(
-        "argosy", store=place.store, rank=place.rank, world_size=place.size, timeout=timedelta(seconds=60)
-    )
-    return init_device_mesh("cpu", shape or (place.size,), mesh_dim_names=names)
 
 
 def tokens() -> list[tuple[Tensor, Tensor]]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import models
@@ -12,13 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from divided import check, joined
 from ranks import Place, run
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
-from argosy.comm.backend import register_backend
 from argosy.config import ConfigError
 from argosy.parallel.tensor.apply import tensor_parallel
 from argosy.parallel.tensor.config import TensorConfig
@@ -26,37 +23,6 @@ from argosy.parallel.tensor.config import TensorConfig
 DEADLINE_SECONDS = 100
 
 pytestmark = pytest.mark.timeout(110)
-
-
-def joined(place: Place) -> DeviceMesh:
-    register_backend()
-    dist.init_process_group(
-        "argosy", store=place.store, rank=place.rank, world_size=place.size, timeout=timedelta(seconds=60)
-    )
-    return init_device_mesh("cpu", (place.size,), mesh_dim_names=("tensor",))
-
-
-def check(make: Callable[[], nn.Module], mesh: DeviceMesh, *inputs: Tensor, plan: str = "auto", **config: Any) -> None:
-    """Outputs and gradients are those of the undivided model, in training and not."""
-    torch.manual_seed(3)
-    alone = make()
-    torch.manual_seed(3)
-    model = make()
-    divided = tensor_parallel(model, mesh, TensorConfig(tensor_plan=plan, **config))
-    given = [each.clone().requires_grad_(each.is_floating_point()) for each in inputs]
-    wanted, got = alone(*given), model(*inputs)
-    assert type(got) is Tensor
-    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
-    weights = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(4))
-    (wanted * weights).sum().backward()
-    (got * weights).sum().backward()
-    for (name, one), other in zip(alone.named_parameters(), model.parameters(), strict=True):
-        assert one.grad is not None
-        assert isinstance(other.grad, DTensor)
-        torch.testing.assert_close(
-            other.grad.full_tensor(), one.grad, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
-        )
-    divided.close()
 
 
 class Wrapped(nn.Module):
@@ -112,72 +78,6 @@ class Odd(nn.Module):
         return total + self.out(F.silu(gate) * up) + torch.cat([hidden, hidden], -1)[..., 8:24]
 
 
-class Direct(nn.Module):
-    """Code that uses parameters which every rank has whole, without the modules that they belong to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.places, self.norm, self.counter = nn.Embedding(8, 16), nn.LayerNorm(16), nn.LayerNorm(2)
-        self.up, self.down = nn.Linear(16, 24), nn.Linear(24, 16)
-        self.scale = nn.Parameter(torch.full((16,), 0.5))
-        self.seen: list[type] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        before = x + self.places.weight[: x.shape[1]]
-        self.seen.append(type(before))
-        count = self.counter.weight
-        with torch.no_grad():
-            count += 1.0
-            count.add_(torch.ones(2))
-            count[torch.tensor([0, 1])] = count[0].clone()  # which DTensor cannot do
-            assert copy.deepcopy(count).tolist() == count.tolist() == [3.0, 3.0]
-        nn.init.constant_(self.counter.bias, 0.25)  # torch gives such functions their tensor by name
-        assert self.counter.bias.sum().item() == 0.5
-        (slope,) = torch.autograd.grad((self.norm.weight * 3.0).sum(), self.norm.weight)
-        assert slope.sum().item() == 48.0
-        before[:, 1:].mul_(2.0)
-        before = torch.zeros_like(before).add_(before).add_(self.norm.bias) * self.scale
-        inside = F.linear(F.layer_norm(before, (16,), self.norm.weight, self.norm.bias), self.up.weight)  # divided
-        return before + self.down(inside + self.up.bias) + self.counter(count + self.counter.bias).sum()
-
-
-def first_part(lost: Lost, x: Tensor) -> None:
-    lost.up(x)[..., :8].sigmoid_()
-
-
-def part_of_a_part(lost: Lost, x: Tensor) -> None:
-    lost.up(x)[..., :8].transpose(0, 1)[1:].add_(1.0)
-
-
-def set_first_part(lost: Lost, x: Tensor) -> None:
-    lost.up(x)[..., :8] = 0.0
-
-
-def part_of_a_fused(lost: Lost, x: Tensor) -> None:
-    lost.qkv(x)[..., :32].sigmoid_()
-
-
-def activation(lost: Lost, x: Tensor) -> None:
-    F.relu(lost.qkv(x), inplace=True)
-
-
-LOST = (first_part, part_of_a_part, set_first_part, part_of_a_fused, activation)
-
-
-class Lost(nn.Module):
-    """Code that changes what it would have a copy of: nobody is to find out by wrong numbers."""
-
-    def __init__(self, code: Callable[[Lost, Tensor], None]) -> None:
-        super().__init__()
-        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
-        self.up, self.down = nn.Linear(16, 24), nn.Linear(24, 16)
-        self.code = code
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.code(self, x)
-        return x
-
-
 class Regression(nn.Module):
     """A loss of the model's own, over what may be divided."""
 
@@ -211,11 +111,6 @@ def _own_code(place: Place) -> None:
     check(lambda: Wrapped(viewed), mesh, x, sequence_parallel=True)
     check(Odd, mesh, x, plan="up:column,down:row,gate_up:column2,out:row")
     check(Odd, mesh, x, plan="up:column,down:row", sequence_parallel=True)
-    direct: list[Direct] = []
-    check(lambda: direct.append(Direct()) or direct[-1], mesh, x)
-    alone, divided = direct
-    assert divided.seen == alone.seen == [Tensor], "what every rank has whole is plain, which is faster"
-    assert isinstance(divided.counter.weight, DTensor)
     check(Regression, mesh, x, plan="up:column,down:row")
     check(Regression, mesh, x, plan="up:column,down:row", sequence_parallel=True)
     check(lambda: Recomputed(0.0), mesh, x)
@@ -229,12 +124,6 @@ def _own_code(place: Place) -> None:
     with pytest.raises(RuntimeError, match="cumsum_ changes the output of a fused layer in place"):
         in_place(x)
     divided.close()
-    for code in LOST:
-        lost = Lost(code)
-        divided = tensor_parallel(lost, mesh, TensorConfig(tensor_plan="qkv:column3,out:row,up:column,down:row"))
-        with pytest.raises(RuntimeError, match="in place"):
-            lost(x)
-        divided.close()
     three = Wrapped(lambda qkv, _: chunked(qkv, 3), width=12)
     divided = tensor_parallel(three, mesh, TensorConfig())
     with pytest.raises(ConfigError, match=r"qkv is divided among 2 ranks, and unflatten.* tensor_plan=qkv:replicate"):

@@ -31,8 +31,7 @@ def changed(func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor | None:
         or (name.endswith("_") and not name.endswith("__"))
         or kwargs.get("inplace") is True
     )
-    first = next((each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), None) if changes else None
-    return first
+    return next((each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), None) if changes else None
 
 
 def is_copy(tensor: Tensor) -> bool:
@@ -40,18 +39,17 @@ def is_copy(tensor: Tensor) -> bool:
     return hasattr(tensor, _MARK)
 
 
-def mark(func: Any, args: Any, result: Any) -> bool:
-    """Mark what a function gives if it would be a view in one process and is a copy; returns whether anything is."""
+def mark(func: Any, args: Any, result: Any, *, is_divided: bool) -> None:
+    """Mark what a function gives of a divided tensor, or of a copy, if it would be a view in one process and is not."""
+    if not args or not isinstance(tensor := args[0], Tensor) or not (is_divided or is_copy(tensor)):
+        return
     name = getattr(func, "__name__", "")
-    if (name not in _VIEWS and name not in _OFTEN_VIEWS) or not args or not isinstance(args[0], Tensor):
-        return False
-    tensor: Tensor = args[0]
-    if (name == "__getitem__" and not _is_basic(args[1])) or (name in _OFTEN_VIEWS and not tensor.is_contiguous()):
-        return False
-    copies = [each for each in _tensors(result) if is_copy(tensor) or _memory(each) != _memory(tensor)]
-    for each in copies:
-        setattr(each, _MARK, True)
-    return bool(copies)
+    views = name in _VIEWS or (name in _OFTEN_VIEWS and tensor.is_contiguous())
+    if not views or (name == "__getitem__" and not _is_basic(args[1])):
+        return
+    for each in _tensors(result):
+        if is_copy(tensor) or _memory(each) != _memory(tensor):
+            setattr(each, _MARK, True)
 
 
 def sets_a_copy(func: Any, args: Any) -> bool:

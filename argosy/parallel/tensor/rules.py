@@ -38,7 +38,6 @@ class Rules(TorchFunctionMode):
     def __init__(self, region: Region) -> None:
         super().__init__()
         self._region, self._warned = region, set[str]()
-        self._divided = self._copies = False  # whether the last call was of a divided tensor; any copy was marked
         self._special: dict[Any, Callable[..., Any]] = {
             F.cross_entropy: cross_entropy,
             F.scaled_dot_product_attention: lambda *args, **kwargs: scaled_dot_product(region, *args, **kwargs),
@@ -48,19 +47,17 @@ class Rules(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch by the rules."""
         kwargs = kwargs or {}
+        kinds = _kinds(args) | (_kinds(kwargs.values()) if kwargs else 0)
         target = changed(func, args, kwargs)
         if target is not None and is_copy(target):
             raise self._lost(func)
-        result = self._call(func, args, kwargs, target)
-        if self._copies or self._divided:
-            self._copies = mark(func, args, result) or self._copies
+        result = self._call(func, args, kwargs, kinds, target)
+        mark(func, args, result, is_divided=bool(kinds & _DIVIDED))
         return result
 
-    def _call(self, func: Any, args: Any, kwargs: dict[str, Any], target: Tensor | None) -> Any:
-        kinds = _kinds(args) | (_kinds(kwargs.values()) if kwargs else 0)
-        self._divided = bool(kinds & _DIVIDED)
+    def _call(self, func: Any, args: Any, kwargs: dict[str, Any], kinds: int, target: Tensor | None) -> Any:
         changes_a_dtensor = isinstance(target, DTensor)
-        if not self._divided:
+        if not kinds & _DIVIDED:
             if not kinds & _WHOLE or fused.keeps(func):
                 return func(*args, **kwargs)
             if changes_a_dtensor:  # it gives the tensor that was changed: the DTensor itself, wherever torch can
