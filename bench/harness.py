@@ -68,13 +68,14 @@ class Claim:
 
 @dataclass
 class Report:
-    """Everything that a run found out."""
+    """Everything that a run found out. `figures` says what they are, and what stands in brackets."""
 
     title: str
     claims: list[Claim] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
+    figures: str = "Medians over repeats; in brackets the p10 and p90 of the single iterations."
 
     def add(self, rows: Iterable[Row], notes: Iterable[str] = ()) -> None:
         """Take in what a setting measured."""
@@ -213,9 +214,9 @@ def markdown(report: Report) -> str:
     about = machine()
     lines = [f"# {report.title}", ""]
     lines += [f"{about['processor']}, {about['cores']} cores, {about['memory_gib']} GiB, Linux {about['kernel']}.", ""]
-    lines += ["| claim | measured (p10 to p90 of the repeats) | target | holds | |", "|---|---|---|---|---|"]
+    lines += ["| claim | measured (spread) | target | holds | |", "|---|---|---|---|---|"]
     lines += [_claim_line(one) for one in report.claims]
-    lines += ["", "Medians over repeats; in brackets the p10 and p90 of the single iterations.", ""]
+    lines += ["", report.figures, ""]
     for setting in dict.fromkeys(row.setting for row in report.rows):
         lines += [f"## {setting}", "", *_setting_table([row for row in report.rows if row.setting == setting]), ""]
     if report.notes:

@@ -31,10 +31,12 @@ def main(
     quick_plan: Plan,
     draw: Callable[[Report, Path], None] | None = None,
     any_machine: bool = False,
+    figures: str = Report.figures,
 ) -> None:
     """Measure the parts that were asked for and write the report, also of a run that is cut short.
 
-    What is kept of earlier runs is this machine's, unless figures are the same on `any_machine`.
+    What is kept of earlier runs is this machine's, unless figures are the same on `any_machine`. `figures` says what
+    they are.
     """
     parser = argparse.ArgumentParser(description=f"{title}: Argosy and its peers, measured in one run.")
     parser.add_argument("--json", type=Path, required=True, help="where to write; the table is put beside it")
@@ -43,7 +45,7 @@ def main(
     parser.add_argument("--only", action="append", choices=list(parts), help=f"measure this part, or several; {kept}")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that namespaces and processes are cleared away
-    report = Report(title + (" (a quick run: its figures mean little)" if options.quick else ""))
+    report = Report(title + (" (a quick run: its figures mean little)" if options.quick else ""), figures=figures)
     done: list[str] = []
     try:
         for name in options.only or list(parts):
