@@ -222,8 +222,8 @@ def arithmetic(
     parts = [f"{whole} step{'s' if whole > 1 else ''} of {total}"] if whole else []
     parts += [f"1 of {rest}"] if rest else []
     parts += [f"{dropped} dropped (drop_last)"] if dropped else []
-    ramp = Ramp.parse(config.ramp)
+    ramp = Ramp.parse(config.ramp, config.accumulate)
     return (
         f"global batch {total} = {sum_line}; an epoch of {samples} samples = {' + '.join(parts) or '0 steps'}"
-        f"{'; ' + ramp.told(total) if ramp else ''}"
+        f"{'; ' + ramp.told(batch) if ramp else ''}"
     )

@@ -30,7 +30,7 @@ class Plan:
         self._batches = cast(BatchSampler, loader.batch_sampler)
         self._config, self._workers, self._rank = config, workers, rank
         self._regular = type(self._batches) is BatchSampler
-        self._ramp = Ramp.parse(config.ramp)
+        self._ramp = Ramp.parse(config.ramp, config.accumulate)
         if self._ramp is not None:
             if not self._regular:
                 fix = f"batches come from the script's {type(self._batches).__name__}, whose sizes are its own"

@@ -5,7 +5,8 @@ begins with a quarter of the batch; over the first 3 epochs it rises to half and
 time each, and is whole from then on.
 
 How large a step is depends on where it begins and on nothing else: the epoch and the samples before it, or the steps
-before it. So a run that is resumed in the middle cuts the rest as the first run would have.
+before it. So a run that is resumed in the middle cuts the rest as the first run would have. A step may be several
+batches that are accumulated: they are all of one size.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from argosy.config import ConfigError, Span, parse_span
 
 
 class Piece(NamedTuple):
-    """A step: the positions of an epoch from `begin` to `end`; `batch` is its size if the epoch does not end in it."""
+    """A batch: the positions of an epoch from `begin` to `end`; `batch` is its size if the epoch does not end in it."""
 
     begin: int
     end: int
@@ -38,9 +39,10 @@ class Ramp:
     text: str
     parts: int
     span: Span
+    accumulate: int = 1  # batches of a step
 
     @classmethod
-    def parse(cls, text: str) -> Ramp | None:
+    def parse(cls, text: str, accumulate: int = 1) -> Ramp | None:
         """A ramp from its spelling; None if there is to be none."""
         if text == "none":
             return None
@@ -49,7 +51,7 @@ class Ramp:
         if span is None or not (parts.isascii() and parts.isdigit()) or not 2 <= int(parts) <= 1 << 20:
             fix = "expected parts:length, such as ramp=4:3epochs to begin with a quarter and be whole after 3 epochs"
             raise ConfigError("ramp", text, fix)
-        return cls(text, int(parts), span)
+        return cls(text, int(parts), span, accumulate)
 
     def check(self, full: int, workers: int) -> None:
         """Refuse a ramp that leaves workers without a sample."""
@@ -65,7 +67,10 @@ class Ramp:
         return [full * part // self.parts for part in range(1, self.parts + 1)]
 
     def batch(self, full: int, *, epoch: int, samples: int, begin: int, steps_before: int) -> int:
-        """The size of the step that begins at a position of an epoch of so many samples, after so many steps in all."""
+        """The size of the batches of the step that begins at a position of an epoch of so many samples.
+
+        `steps_before` are those of the whole run.
+        """
         if self.span.unit == "epochs":
             done, length = epoch * samples + begin, self.span.count * samples
         else:
@@ -74,7 +79,7 @@ class Ramp:
         return full * (stage + 1) // self.parts
 
     def pieces(self, full: int, samples: int, drop_last: bool, epoch: int, start: int) -> list[Piece] | None:
-        """The steps of an epoch after its first `start` samples; None if all are whole batches."""
+        """The batches of an epoch after its first `start` samples, which end a step; None if all are whole."""
         steps = self._steps_before(full, samples, drop_last, epoch, start)
         begun_with = (
             self.batch(full, epoch=epoch, samples=samples, begin=start, steps_before=steps) if samples else full
@@ -82,8 +87,8 @@ class Ramp:
         return None if begun_with == full else self._cut(full, samples, drop_last, epoch, start, steps)
 
     def told(self, full: int) -> str:
-        """What happens to the batch, for the user."""
-        *rising, whole = self.sizes(full)
+        """What happens to the batch of a step, for the user."""
+        *rising, whole = (self.accumulate * size for size in self.sizes(full))
         each = self.span.count / len(rising)
         unit = self.span.unit[:-1] if each == 1 else self.span.unit
         together = " each" if len(rising) > 1 else ""
@@ -94,9 +99,11 @@ class Ramp:
 
     def _cut(self, full: int, samples: int, drop_last: bool, epoch: int, start: int, steps: int) -> list[Piece]:
         pieces: list[Piece] = []
-        begin = start
+        begin, batch = start, full
         while begin < samples:
-            batch = self.batch(full, epoch=epoch, samples=samples, begin=begin, steps_before=steps + len(pieces))
+            if len(pieces) % self.accumulate == 0:
+                before = steps + len(pieces) // self.accumulate
+                batch = self.batch(full, epoch=epoch, samples=samples, begin=begin, steps_before=before)
             if drop_last and begin + batch > samples:
                 break
             pieces.append(Piece(begin, min(begin + batch, samples), batch))
@@ -109,9 +116,12 @@ class Ramp:
             return 0  # not asked for
         steps = 0
         for earlier in range(epoch):
-            taken = len(self._cut(full, samples, drop_last, earlier, 0, steps))
+            taken = self._steps_of(len(self._cut(full, samples, drop_last, earlier, 0, steps)))
             steps += taken
             if steps >= self.span.count or not taken:
                 return steps
         begun = self._cut(full, samples, drop_last, epoch, 0, steps) if start else []
-        return steps + sum(piece.begin < start for piece in begun)
+        return steps + self._steps_of(sum(piece.begin < start for piece in begun))
+
+    def _steps_of(self, batches: int) -> int:
+        return -(-batches // self.accumulate)

@@ -12,6 +12,7 @@ from argosy.config import ConfigError
 from argosy.data.batches import BatchConfig, arithmetic
 from argosy.data.cursor import Cursor
 from argosy.data.loader import Loader
+from argosy.data.ramp import Ramp
 
 RAMPS = st.sampled_from(["2:1epoch", "4:3epochs", "3:7", "5:20steps", "2:1"])
 
@@ -41,6 +42,27 @@ def test_each_workers_batch_grows_where_batches_are_per_worker() -> None:
     assert {
         len(share) for shares in Job(3, lambda: DataLoader(range(60), 4), ramp="2:1epoch").shares() for share in shares
     } == {2}
+
+
+def test_the_batches_of_a_step_are_of_one_size_and_the_ramp_counts_steps() -> None:
+    config = BatchConfig(accumulate=3, ramp="4:6steps")
+    loader = Loader(DataLoader(range(1000), 8), config, 1, 0, Cursor())
+    batches = [len(batch) for batch in loader]
+    assert batches[:24] == [2] * 6 + [4] * 6 + [6] * 6 + [8] * 6
+    told = arithmetic(config, script_batch=8, workers=1, samples=1000, drop_last=False)
+    assert told.endswith("batches of 6, 12, 18 for 2 steps each, then 24 (ramp=4:6steps)")
+
+
+def test_a_ramp_with_accumulated_batches_goes_on_where_it_was() -> None:
+    loader = Loader(DataLoader(range(40), 8), BatchConfig(accumulate=2, ramp="4:9steps"), 1, 0, Cursor())
+    assert [[len(batch) for batch in loader] for _ in range(2)] == [[2] * 6 + [4] * 6 + [4], [6] * 4 + [8] * 2]
+    ramp = Ramp.parse("4:9steps", accumulate=2)
+    assert ramp is not None
+    for epoch in range(2):
+        whole = ramp.pieces(8, 40, False, epoch, 0)
+        assert whole is not None
+        for done in range(2, len(whole), 2):
+            assert (ramp.pieces(8, 40, False, epoch, whole[done].begin) or whole[done:]) == whole[done:]
 
 
 def test_an_incomplete_last_step_is_dropped_by_the_size_it_would_have() -> None:
