@@ -249,7 +249,8 @@ class Fleet:
         2.5
         """
         add_up = self._served.add_up if self._served is not None and self._served.meets else self._group.all_reduce
-        return mean_of(value, self._cursor.weight if weight is None else weight, add_up)
+        with self._cursor.waiting(meets=False):
+            return mean_of(value, self._cursor.weight if weight is None else weight, add_up)
 
     def print(self, *values: Any, **options: Any) -> None:
         """`print`, on the first worker only.

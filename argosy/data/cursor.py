@@ -135,14 +135,17 @@ class Cursor:
         return taken
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Around every wait for all other workers: their slowness is not to be taken for this worker's own work."""
+    def waiting(self, meets: bool = True) -> Iterator[None]:
+        """Around every wait for all other workers: their slowness is not to be taken for this worker's own work.
+
+        `meets` if that is where a step's work ends, after which all are at the same place.
+        """
         begun = self.clock()
         try:
             yield
         finally:
             self.waited_seconds += self.clock() - begun
-            self.meetings += 1
+            self.meetings += meets
 
     def take_loss(self) -> float | None:
         """The reported loss, once."""

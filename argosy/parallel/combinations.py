@@ -74,6 +74,12 @@ class HybridConfig(TrainingConfig, BatchConfig, MeshConfig):
             yield "sync_batchnorm", "statistics are gathered between workers that hold whole models; leave it out"
         if self.balance and sizes.data * sizes.shard != sizes.workers:
             yield "balance", "shares go by each worker's speed, and here several workers compute one share together"
+        elif self.balance:
+            yield (
+                "balance",
+                "shares go by each worker's own time, and where parameters are gathered layer by layer workers wait "
+                "for each other all along, so all take equally long; use shard_stage=1, or leave it out",
+            )
         if self.recompute == "auto" and sizes.tensor > 1 and sizes.pipeline == 1:
             yield (
                 "recompute",
@@ -116,7 +122,7 @@ class HybridConfig(TrainingConfig, BatchConfig, MeshConfig):
             yield from self._said(_names(PipelineConfig), "it is for pipeline=2 or more")
         if sizes.pipeline > 1:
             yield from self._said(("shard_modules",), "stages are sharded by the size of their modules; leave it out")
-        if not whole:
+        if not whole or self.sync != "step":
             yield from self._said(("bucket_mbytes",), "gradients are not gathered in buckets here; leave it out")
 
     def _said(self, names: tuple[str, ...], reason: str) -> Iterator[tuple[str, str]]:

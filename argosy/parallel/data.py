@@ -91,7 +91,7 @@ class DataParallel(Member):
         if group.size > 1:
             self._hooks += tolerate_empty_batches(model, lambda: cursor.samples == 0)
             if config.sync_batchnorm:
-                self._hooks += synchronise_statistics(model, engine, lambda: cursor.share(group.size))
+                self._hooks += synchronise_statistics(model, engine, cursor)
         self._passes.join(self)
         self._trained = Trained(model, self._arrived, codec.meet if codec is not None else lambda *_: None)
         self._lay_out()

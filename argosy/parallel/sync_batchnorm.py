@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from argosy.comm.engine import EngineGroup
+from argosy.data.cursor import Cursor
 
 
 class Forward:
     """A replaced `forward`, as a handle that puts the layer's own back."""
 
-    def __init__(self, layer: _BatchNorm, group: EngineGroup, share: Callable[[], float]) -> None:
-        self._layer, self._group, self._share = layer, group, share
+    def __init__(self, layer: _BatchNorm, group: EngineGroup, cursor: Cursor) -> None:
+        self._layer, self._group, self._cursor = layer, group, cursor
         self._own = layer.forward
         layer.forward = self  # type: ignore[method-assign, assignment]
 
@@ -47,10 +48,19 @@ class Forward:
         weight = layer.weight if layer.weight is not None else x.new_ones(x.shape[1])
         bias = layer.bias if layer.bias is not None else x.new_zeros(x.shape[1])
         normalise: Any = _Normalise.apply
-        y, mean, variance, count = normalise(x, weight, bias, layer.eps, over, self._share(), self._group)
+        y, mean, variance, count = normalise(x, weight, bias, layer.eps, over, self._add_up, self._share)
         if layer.training and layer.running_mean is not None and layer.running_var is not None:
             self._track(mean, variance, count)
         return cast(Tensor, y)
+
+    @property
+    def _share(self) -> float:
+        """How much of the job's batch this worker has."""
+        return self._cursor.share(self._group.size)
+
+    def _add_up(self, sums: Tensor) -> None:
+        with self._cursor.waiting(meets=False):
+            self._group.all_reduce(sums)
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
@@ -79,8 +89,8 @@ class _Normalise(torch.autograd.Function):
         bias: Tensor,
         eps: float,
         over: list[int],
+        add_up: Callable[[Tensor], None],
         share: float,
-        group: EngineGroup,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         channels = x.shape[1]
         each = x.numel() / channels
@@ -88,7 +98,7 @@ class _Normalise(torch.autograd.Function):
         sums = torch.cat([mean, variance + mean * mean, mean.new_ones(1)]) * each
         if not share:
             sums.zero_()
-        group.all_reduce(sums)
+        add_up(sums)
         count = sums[-1]
         if float(count) <= 1:
             raise ValueError(f"batch norm over the whole job needs more than one value per channel, got {float(count)}")
@@ -98,7 +108,7 @@ class _Normalise(torch.autograd.Function):
         shape = [1, channels, *[1] * (x.dim() - 2)]
         normal = (x - mean.to(x.dtype).view(shape)) * scale.view(shape)
         ctx.save_for_backward(normal, weight, scale, count)
-        ctx.over, ctx.shape, ctx.share, ctx.group = over, shape, share, group
+        ctx.over, ctx.shape, ctx.share, ctx.add_up = over, shape, share, add_up
         ctx.mark_non_differentiable(mean, variance, count)
         return normal * weight.view(shape) + bias.view(shape), mean, variance, count
 
@@ -111,13 +121,13 @@ class _Normalise(torch.autograd.Function):
         # The job's loss is the sum of the workers' losses, each times its share; this worker's gradients will be
         # multiplied by its share in the end, so what comes from others is divided by it here.
         sums = sums * ctx.share if ctx.share else torch.zeros_like(sums)
-        ctx.group.all_reduce(sums)
+        ctx.add_up(sums)
         sums = sums / ctx.share if ctx.share else sums
         mean_bias, mean_weight = ((part / count).to(dy.dtype).view(ctx.shape) for part in sums.chunk(2))
         dx = weight.view(ctx.shape) * scale.view(ctx.shape) * (dy - mean_bias - normal * mean_weight)
         return dx, d_weight, d_bias, None, None, None, None
 
 
-def synchronise_statistics(model: nn.Module, group: EngineGroup, share: Callable[[], float]) -> list[Forward]:
+def synchronise_statistics(model: nn.Module, group: EngineGroup, cursor: Cursor) -> list[Forward]:
     """Let all batch-norm layers of the model work on the whole job's batch, of which a worker has a share."""
-    return [Forward(module, group, share) for module in model.modules() if isinstance(module, _BatchNorm)]
+    return [Forward(module, group, cursor) for module in model.modules() if isinstance(module, _BatchNorm)]

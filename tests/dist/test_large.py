@@ -93,7 +93,7 @@ CLOSE = [
     "tensor=2 precision=bf16",
     "pipeline=2 precision=bf16",
     "batch=global shard_stage=1 compress=int8",
-    "batch=global shard_stage=3 average=ema:0.9 balance=true",
+    "batch=global shard_stage=3 average=ema:0.9",
 ]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt.py"
 LOSS, PARAMETERS = 1e-4, 1e-4

@@ -25,6 +25,7 @@ REFUSED = [
     ("sync_batchnorm=true pipeline=2", 4, "sync_batchnorm=true: .* between workers that hold whole models"),
     ("sync_batchnorm=true shard_stage=3", 2, "sync_batchnorm=true: .* between workers that hold whole models"),
     ("balance=true tensor=2", 4, "balance=true: .* several workers compute one share together"),
+    ("balance=true shard_stage=2", 2, "balance=true: .* layer by layer .* use shard_stage=1"),
     ("balance=true pipeline=[3,1]", 4, "balance=true: .* several workers compute one share together"),
     # sharded states
     ("shard_stage=1 tensor=2", 4, "shard_stage=1: .* use shard_stage=2"),
@@ -56,13 +57,15 @@ REFUSED = [
     ("micro_batches=4 tensor=2", 2, "micro_batches=4: it is for pipeline=2 or more"),
     ("split=blocks.2 data=2", 2, "split=blocks.2: it is for pipeline=2 or more"),
     ("bucket_mbytes=8 shard_stage=3", 2, "bucket_mbytes=8.*: gradients are not gathered in buckets"),
+    ("bucket_mbytes=8 sync=local:4", 2, "bucket_mbytes=8.*: gradients are not gathered in buckets"),
     ("bucket_mbytes=8 tensor=2", 4, "bucket_mbytes=8.*: gradients are not gathered in buckets"),
 ]
 
 TAKEN = [
     ("accumulate=2 compress=dgc", 2),
     ("shard_stage=1 compress=int8 bucket_mbytes=8", 2),
-    ("shard_stage=3 precision=bf16 balance=true", 2),
+    ("shard_stage=3 precision=bf16", 2),
+    ("shard_stage=1 balance=true", 2),
     ("shard_stage=1 sync_batchnorm=true", 2),
     ("shard_stage=3 recompute=auto average=ema:0.9", 2),
     ("data=2 tensor=2 shard_stage=2 sequence_parallel=true precision=bf16", 8),
