@@ -72,6 +72,9 @@ class Codec(ABC):
     def begin_step(self, epoch: float | None) -> None:  # noqa: B027 - most codecs have nothing to do here
         """Gradients of another step will come; `epoch` counts finished epochs, with a fraction, if it is known."""
 
+    def rescale(self, ratio: float) -> None:  # noqa: B027
+        """Gradients will be so many times as large as they were, as where the scale of a loss changes."""
+
     def abort(self) -> None:  # noqa: B027
         """The gradients of this step will not all come: the backward pass has failed."""
 

@@ -63,6 +63,11 @@ class Residuals:
         if self._parts.pop(name, None) is not None:
             self._flat.clear()
 
+    def rescale(self, ratio: float) -> None:
+        """Multiply all that was held back."""
+        for part in self._parts.values():
+            part.mul_(ratio)
+
     def _gather(self, bucket: Bucket) -> Tensor:
         flat = torch.zeros_like(bucket.flat)
         for part in bucket.parts:

@@ -187,12 +187,21 @@ class PowerSgdCodec(Codec):
         self._starts.pop(name, None)
         self._plans.clear()
 
-    def state_dict(self, group: EngineGroup) -> dict[str, Any]:
-        """What was held back, and where the next step begins, which is the same on all workers."""
+    def rescale(self, ratio: float) -> None:
+        """What was held back is as large as it would have been."""
+        self._settle()
+        self._residuals.rescale(ratio)
+
+    def _settle(self) -> None:
+        """Take what was sent last off what is held back, as the next step would."""
         for name, sent in self._sent.items():
             shape = (sent.p.shape[1], sent.q.shape[1], self._rank)
             low_rank_settle(self._residuals.part(name).data_ptr(), sent.p.data_ptr(), sent.q.data_ptr(), shape)
             sent.q.zero_()
+
+    def state_dict(self, group: EngineGroup) -> dict[str, Any]:
+        """What was held back, and where the next step begins, which is the same on all workers."""
+        self._settle()
         starts = {name: start.clone() for name, start in self._starts.items()}
         return {"residual": self._residuals.state_dict(group), "start": starts}
 

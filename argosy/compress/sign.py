@@ -51,6 +51,10 @@ class SignCodec(Codec):
         """Of a parameter that is new nothing was held back."""
         self._residuals.forget(name)
 
+    def rescale(self, ratio: float) -> None:
+        """What was held back is as large as it would have been."""
+        self._residuals.rescale(ratio)
+
     def state_dict(self, group: EngineGroup) -> dict[str, Any]:
         """What was held back."""
         return {"residual": self._residuals.state_dict(group)}

@@ -122,6 +122,13 @@ class SparseCodec(Codec):
         """Of a parameter that is new nothing was kept."""
         self._kept.pop(name, None)
 
+    def rescale(self, ratio: float) -> None:
+        """What is kept is as large as it would have been."""
+        for kept in self._kept.values():
+            for numbers in (kept.rest, kept.velocity):
+                if numbers is not None:
+                    numbers.mul_(ratio)
+
     def state_dict(self, group: EngineGroup) -> dict[str, Any]:
         """What all workers have kept, added up."""
         return {

@@ -144,6 +144,24 @@ class TakenOver:
         self._aside.clear()
 
 
+@torch.no_grad()
+def return_momenta(
+    parameters: Mapping[str, nn.Parameter], optimizers: Iterable[Optimizer], momenta: Mapping[str, Tensor]
+) -> None:
+    """The other way: let SGD go on with the momentum that a run with DGC has built up, in a job that has none."""
+    for optimizer in optimizers:
+        if type(optimizer) is not torch.optim.SGD:
+            continue
+        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        for name, momentum in momenta.items():
+            parameter = parameters.get(name)
+            group = groups.get(id(parameter))
+            if parameter is None or group is None or not group["momentum"] or momentum.numel() != parameter.numel():
+                continue
+            buffer = momentum.to(parameter.device, parameter.dtype).view(parameter.shape).clone()
+            optimizer.state[parameter]["momentum_buffer"] = buffer / group["momentum"] if group["nesterov"] else buffer
+
+
 def check_optimizer(optimizer: Optimizer) -> None:
     """Refuse all but SGD, and SGD with what DGC's momentum does not have."""
     if type(optimizer) is not torch.optim.SGD:

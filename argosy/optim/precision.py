@@ -89,6 +89,11 @@ class Precision:
         self.scaler.update(finite)
         return finite
 
+    @property
+    def factor(self) -> float:
+        """What gradients are multiplied by while they are reduced: the scale of the loss."""
+        return self.scaler.factor if self.scaler is not None else 1.0
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: the scale of the loss."""
         return self.scaler.state_dict() if self.scaler is not None else {}

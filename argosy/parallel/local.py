@@ -69,9 +69,9 @@ class LocalReplicas:
         self._plan = config.rounds()
         if self._plan.kind == "step":
             raise ValueError("sync=step reduces gradients: that is DataParallel's work")
-        self._model, self._group, self._cursor, self._number, self._told = model, group, cursor, number, told
+        self.model, self._group, self._cursor, self._number, self._told = model, group, cursor, number, told
         self.rounds = 0
-        self._period = Period(self._plan.period, adapts=self._plan.kind == "adaptive")
+        self._period = self._first_period()
         self._optimizers: list[Optimizer] = []
         make_alike(model, group)
         self._buffers = Buffers(model)
@@ -125,7 +125,7 @@ class LocalReplicas:
 
     def _catch_up(self) -> None:
         """The script goes on to the next step: whichever optimizer has not stepped by now does not."""
-        if self._model.training and torch.is_grad_enabled() and self._steps >= self.period:
+        if self.model.training and torch.is_grad_enabled() and self._steps >= self.period:
             self.synchronise()
 
     def synchronise(self) -> None:
@@ -147,18 +147,26 @@ class LocalReplicas:
 
     def load_state_dict(self, state: dict[str, Any], group: Group) -> None:
         """Go on from a checkpoint, on any number of workers, after the model was loaded from it."""
-        self._begin()
         if state["kind"] != self._plan.kind:
             warnings.warn(
                 f"the checkpoint was made under sync={state['kind']} and the job runs sync={self._plan.kind}: "
                 f"what the rounds remember begins anew",
                 stacklevel=2,
             )
+            self.restart(group)
             return
+        self._begin()
         self.rounds = state["rounds"]
         self._period.load_state_dict(state["period"])
         with torch.no_grad():
             self._outer.load_state_dict(state["outer"], group)
+
+    def restart(self, group: Group) -> None:
+        """Go on from the parameters as they are, as if there had been no round: they come from elsewhere."""
+        self.rounds, self._period = 0, self._first_period()
+        with torch.no_grad():
+            self._outer.forget(group)
+        self._begin()
 
     def close(self) -> None:
         """Listen no more: the model is the script's alone again, and no round is made."""
@@ -168,23 +176,26 @@ class LocalReplicas:
         if self.synchronise in self._cursor.between_loops:
             self._cursor.between_loops.remove(self.synchronise)
 
+    def _first_period(self) -> Period:
+        return Period(self._plan.period, adapts=self._plan.kind == "adaptive")
+
     def _make_outer(self, config: LocalConfig) -> Outer:
         if self._plan.kind != "diloco":
             return Mean(self._parameters, self._averaging)
         return Nesterov(self._parameters, self._group, config.outer_lr, config.outer_momentum, self._codec)
 
     def _listen(self) -> None:
-        self._passes = Passes(self._model, self._backward_ended)
+        self._passes = Passes(self.model, self._backward_ended)
         self._cursor.between_loops.append(self.synchronise)
         # Whoever loads the model does so on all workers: rounds begin there.
-        self._hooks.append(self._model.register_load_state_dict_post_hook(Hook(self._loaded)))
-        self._hooks.append(self._model.register_forward_pre_hook(Hook(lambda *_: self._catch_up())))
+        self._hooks.append(self.model.register_load_state_dict_post_hook(Hook(self._loaded)))
+        self._hooks.append(self.model.register_forward_pre_hook(Hook(lambda *_: self._catch_up())))
         if self._group.size > 1:
-            self._hooks.append(self._model.register_forward_pre_hook(Hook(lambda *_: self._spare_buffers())))
-            self._hooks += tolerate_empty_batches(self._model, lambda: self._cursor.samples == 0)
+            self._hooks.append(self.model.register_forward_pre_hook(Hook(lambda *_: self._spare_buffers())))
+            self._hooks += tolerate_empty_batches(self.model, lambda: self._cursor.samples == 0)
 
     def _loaded(self, module: nn.Module, _: Any) -> None:
-        if module is self._model:  # a deep copy of the model has its hooks too
+        if module is self.model:  # a deep copy of the model has its hooks too
             self._begin()
 
     def _begin(self) -> None:
@@ -202,14 +213,14 @@ class LocalReplicas:
 
     def _spare_buffers(self) -> None:
         """Keep what an empty batch, filled with stand-ins, would do to running statistics from them."""
-        if self._cursor.samples == 0 and self._model.training and not self._spared:
+        if self._cursor.samples == 0 and self.model.training and not self._spared:
             self._spared = [(buffer, buffer.clone()) for buffer in self._buffers.all()]
 
     def _backward_ended(self) -> None:
         if not self._optimizers:
             raise RuntimeError(
                 f"sync={self._plan.kind}:{self._plan.period} counts the optimizer's steps, and the optimizer of this "
-                f"{type(self._model).__name__} is not known: give it to fleet.distribute too"
+                f"{type(self.model).__name__} is not known: give it to fleet.distribute too"
             )
         samples, loss = self._cursor.samples, self._cursor.take_loss()
         self._cursor.check_one_weight()
@@ -233,7 +244,7 @@ class LocalReplicas:
                 parameter.grad = None
 
     def _check_unchanged(self) -> None:
-        for name, parameter in self._model.named_parameters():
+        for name, parameter in self.model.named_parameters():
             if self._parameters.get(name) is not parameter:
                 raise RuntimeError(
                     f"parameter {name} was added or replaced after the model was distributed, and rounds of "

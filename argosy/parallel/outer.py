@@ -11,9 +11,10 @@ Sums are made in float32, or float64 where parameters are that: a mean in 16 bit
 from __future__ import annotations
 
 import itertools
+import warnings
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -66,6 +67,9 @@ class Outer(ABC):
     def begin(self) -> None:  # noqa: B027 - a mean remembers nothing
         """The parameters are the same on all workers now, and were set by somebody else."""
 
+    def forget(self, group: Group) -> None:  # noqa: B027
+        """Remember nothing of earlier rounds; all workers call this."""
+
     @abstractmethod
     def meet(self, weight: float, moved: Sequence[bool]) -> None:
         """Make the replicas one; `moved` says of each parameter whether it may differ."""
@@ -110,6 +114,7 @@ class Nesterov(Outer):
             by_type[_working_type(parameter)][name] = parameter
         if codec is not None and set(by_type) - {torch.float32}:
             raise ValueError("sync=diloco:k:int4 is for parameters of at most 32 bits; use diloco:k with float64")
+        self._names = list(parameters)
         self._blocks = [_Block(members, group, dtype) for dtype, members in by_type.items()]
         self._sent_plain = 0
 
@@ -123,8 +128,16 @@ class Nesterov(Outer):
         for block in self._blocks:
             block.start_here()
 
+    def forget(self, group: Group) -> None:
+        """Without momentum, and without what the codec owes."""
+        for block in self._blocks:
+            block.momentum.zero_()
+        if self._codec is not None and group.size > 1:
+            self._codec.load_state_dict({}, cast(EngineGroup, group))
+
     def meet(self, weight: float, moved: Sequence[bool]) -> None:
-        """One outer step. A parameter that no worker has moved stays: its difference is 0."""
+        """One outer step. A parameter that no worker has moved stays, whatever its momentum: it may be frozen."""
+        stay = {name for name, differs in zip(self._names, moved, strict=True) if not differs}
         for block in self._blocks:
             block.measure(weight)
             if self._codec is not None and self._group.size > 1:
@@ -132,7 +145,7 @@ class Nesterov(Outer):
             else:
                 self._group.all_reduce(block.share)
                 self._sent_plain += block.share.numel() * block.share.itemsize
-            block.step(self._lr, self._momentum)
+            block.step(self._lr, self._momentum, stay)
 
     def state_dict(self, group: Group) -> dict[str, Any]:
         """The momentum, where the next round starts if parameters are too coarse to say, and what the codec keeps."""
@@ -149,8 +162,14 @@ class Nesterov(Outer):
             block.start_here()
             block.load(block.momentum, state["momentum"], required=True)
             block.load(block.start, state["start"], required=False)
-        if self._codec is not None and group.size > 1 and state["codec"]:
+        if self._codec is not None and group.size > 1:
             self._codec.load_state_dict(state["codec"], cast(EngineGroup, group))
+        elif state["codec"]:
+            warnings.warn(
+                "the checkpoint has what quantised rounds still owed (sync=diloco:k:int4), and a job of one worker, or "
+                "without int4, quantises nothing: it is left out",
+                stacklevel=2,
+            )
 
 
 class _Block:
@@ -162,7 +181,9 @@ class _Block:
         count = sum(tensor.numel() for tensor in tensors)
         self.start, self.momentum = torch.empty(count, dtype=dtype), torch.zeros(count, dtype=dtype)
         self.share = group.empty(count, dtype=dtype)
-        self._starts, self._shares = _views(self.start, tensors), _views(self.share, tensors)
+        self._starts, self._shares, self._momenta = (
+            _views(flat, tensors) for flat in (self.start, self.share, self.momentum)
+        )
         ends = list(itertools.accumulate((tensor.numel() for tensor in tensors), initial=0))
         self.parts = tuple(
             Part(name, tuple(tensor.shape), begin, end)
@@ -186,10 +207,18 @@ class _Block:
             share.copy_(start.to(tensor.dtype)).sub_(tensor.to(share.device, share.dtype))
         self.share.mul_(weight)
 
-    def step(self, lr: float, momentum: float) -> None:
-        self.momentum.mul_(momentum).add_(self.share)
-        self.start.sub_(self.share.add_(self.momentum, alpha=momentum), alpha=lr)
-        torch._foreach_copy_(self._tensors(), self._starts)
+    def step(self, lr: float, momentum: float, stay: Collection[str]) -> None:
+        """All parameters but those that `stay`."""
+        going = [number for number, name in enumerate(self._names) if name not in stay]
+        tensors, starts, shares, momenta = (
+            [each[number] for number in going] for each in (self._tensors(), self._starts, self._shares, self._momenta)
+        )
+        if going:
+            torch._foreach_mul_(momenta, momentum)
+            torch._foreach_add_(momenta, shares)
+            torch._foreach_add_(shares, momenta, alpha=momentum)
+            torch._foreach_sub_(starts, shares, alpha=lr)
+            torch._foreach_copy_(tensors, starts)
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         return dict(zip(self._names, _views(flat, self._tensors()), strict=True))

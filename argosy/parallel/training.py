@@ -22,6 +22,7 @@ from argosy.comm.group import Group, SoloGroup
 from argosy.compress.catalogue import can_take, make_codec
 from argosy.compress.codec import Codec
 from argosy.compress.config import CompressConfig
+from argosy.compress.takeover import return_momenta
 from argosy.data.cursor import Cursor
 from argosy.data.leased import LeasedLoader
 from argosy.data.loader import Loader
@@ -71,6 +72,7 @@ class Training:
         self._parallel: list[DataParallel] = []
         self._local: list[LocalReplicas] = []
         self._codecs: list[Codec] = []
+        self._optimizers: list[Optimizer] = []
         self._averages: list[Average] = []
         self._rates: list[LearningRate] = []
         self._loaders: list[Loader | LeasedLoader] = []
@@ -125,6 +127,7 @@ class Training:
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Let what acts on an optimizer's steps act on this one's. Its models have been added before."""
+        self._optimizers.append(optimizer)
         self._layout.follow(optimizer)
         self._attach_stages(optimizer)
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -238,9 +241,10 @@ class Training:
             # Not by the gradients at hand: a worker whose stage is frozen has none, and the norm is asked of all.
             if clip_norm is not None and self._cursor.closes and self._precision.unscale_(optimizer):
                 self._clip(optimizer, staged, clip_norm)
+            before = self._precision.factor
             if not self._precision.step(optimizer):
-                assert self._precision.scaler is not None
-                self._tell("overflow", scale=self._precision.scaler.factor)
+                self._tell("overflow", scale=self._precision.factor)
+            self._rescale_codecs(self._precision.factor / before)
         return loss.detach() if mean_loss is None else loss.detach().new_tensor(mean_loss)
 
     def forward(self, model: nn.Module, x: Any) -> Any:
@@ -277,10 +281,13 @@ class Training:
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps of all this; empty if nothing was chosen. All workers call it and get the same."""
         group = cast(EngineGroup, self._group)
+        self._rescale_codecs(1 / self._precision.factor)  # whoever loads it may have another scale, or none
+        codecs = [{"name": self._config.compress, "kept": codec.state_dict(group)} for codec in self._codecs]
+        self._rescale_codecs(self._precision.factor)
         states = {
             "precision": self._precision.state_dict(),
             "local": [replicas.state_dict(group) for replicas in self._local],
-            "codecs": [{"name": self._config.compress, "kept": codec.state_dict(group)} for codec in self._codecs],
+            "codecs": codecs,
             "averages": [average.state_dict() for average in self._averages],
             "rates": [rate.state_dict() for rate in self._rates if rate.active],
         }
@@ -290,9 +297,11 @@ class Training:
         """Go on from a checkpoint. What it has of parts that are not in use now is left alone."""
         group = cast(EngineGroup, self._group)
         self._precision.load_state_dict(state.get("precision", {}))
-        for replicas, kept in zip(self._local, state.get("local", []), strict=False):
-            replicas.load_state_dict(kept, group)
+        for replicas, kept in itertools.zip_longest(self._local, state.get("local", [])):
+            if replicas is not None:  # parameters were loaded in place: rounds start from them in any case
+                replicas.load_state_dict(kept, group) if kept is not None else replicas.restart(group)
         self._load_codecs(state.get("codecs", []), group)
+        self._rescale_codecs(self._precision.factor)
         for average, kept in itertools.zip_longest(self._averages, state.get("averages", [])):
             if average is not None:
                 average.load_state_dict(kept) if kept is not None else average.restart()
@@ -305,21 +314,35 @@ class Training:
         for parallel in self._parallel:
             if parallel.codec is not None and parallel.model in models:
                 parallel.codec.load_state_dict({}, cast(EngineGroup, self._group))
+        for replicas in self._local:
+            if replicas.model in models:
+                replicas.restart(self._group)
         for average in self._averages:
             if average.model in models:
                 average.restart()
 
+    def _rescale_codecs(self, ratio: float) -> None:
+        if ratio != 1:
+            for codec in self._codecs:
+                codec.rescale(ratio)
+
     def _load_codecs(self, states: list[dict[str, Any]], group: EngineGroup) -> None:
         """What a codec has kept belongs to the parameters that it was kept for: without a state it keeps nothing."""
-        for codec, kept in itertools.zip_longest(self._codecs, states):
+        models = [parallel.model for parallel in self._parallel]
+        for codec, kept, model in itertools.zip_longest(self._codecs, states, models):
             by = kept["name"] if kept is not None else "none"
             takes = codec is not None and kept is not None and can_take(self._config.part(CompressConfig), by)
             if codec is not None:
                 codec.load_state_dict(kept["kept"] if takes else {}, group)
             if by != "none" and not takes:
+                assert kept is not None
+                if by.startswith("dgc") and model is not None:
+                    momenta = {**kept["kept"].get("velocity", {}), **kept["kept"].get("whole", {})}
+                    return_momenta(dict(model.named_parameters()), self._optimizers, momenta)
                 mine = f"compress={self._config.compress}" if codec is not None else "a job that compresses nothing"
-                lost = "the momentum that it has kept too" if by.startswith("dgc") else "what it has held back"
-                warnings.warn(f"the checkpoint is of compress={by}: {mine} leaves out {lost}", stacklevel=4)
+                warnings.warn(
+                    f"the checkpoint is of compress={by}: {mine} leaves out what it has held back", stacklevel=4
+                )
 
     def _told_round(self, done: Round) -> None:
         self._tell("round", **asdict(done))

@@ -56,9 +56,41 @@ def check(place: Place) -> None:
     with pytest.warns(UserWarning, match="of compress=int8: compress=dgc:0.9 leaves out what it has held back"):
         other.load_state_dict(states["int8"])
     assert kept(other) == 0
-    with pytest.warns(UserWarning, match="of compress=dgc:0.9: a job that compresses nothing leaves out the momentum"):
+    with pytest.warns(UserWarning, match="of compress=dgc:0.9: a job that compresses nothing leaves out what it has"):
         trained("none", group).load_state_dict(states["dgc:0.9"])
+    check_scales(group)
     group.close()
+
+
+def scaled(compress: str, precision: str, group: EngineGroup) -> Training:
+    """The same, by whole steps; a loss that is scaled by 2^16 overflows at first, so that its scale changes."""
+    mesh = Mesh.of(Sizes(data=group.size), group.hosts)
+    config = TrainingConfig(compress=compress, precision=precision)
+    training = Training(config, mesh, 0, group, Cursor(), 1, lambda *_, **__: None, lambda _: None)
+    model = large_net()
+    training.add_model(model, 0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    training.add_optimizer(optimizer)
+    for _ in range(6):
+        x = batch(group.rank)
+        training.step(model, optimizer, x, torch.zeros(len(x)), lambda out, _: out.square().mean() * 100, None)
+    return training
+
+
+def check_scales(group: EngineGroup) -> None:
+    """What is kept is the same whatever the loss was scaled by, and serves jobs that scale it otherwise."""
+    for name in ("int8", "sign", "powersgd:2", "topk:0.01"):
+        plain, half = scaled(name, "fp32", group), scaled(name, "fp16", group)
+        assert 0.3 < kept(half) / kept(plain) < 3, name
+        state = half.state_dict()
+        assert state["precision"]["factor"] < 2**16, "it did not overflow"
+        before = kept(half)
+        plain.load_state_dict(state)
+        assert kept(plain) == pytest.approx(before, rel=1e-6)
+        half.load_state_dict(state)
+        assert kept(half) == pytest.approx(before, rel=1e-6)
+        plain.close()
+        half.close()
 
 
 def test_codecs_follow_a_checkpoint() -> None:

@@ -75,6 +75,9 @@ def test_what_parts_remember_goes_on_with_another_number_of_workers(tmp_path: Pa
     before = results(tmp_path, 2, [f"save|{strategy}"])
     after = results(tmp_path, 3, [f"load|{strategy}"])
     assert len({told[f"load|{strategy}"]["state"] for told in after}) == 1
+    averages = before[0][f"save|{strategy}"]["averages"]
+    assert all(told[f"load|{strategy}"]["averages"] == averages for told in after)
+    assert averages != pytest.approx(before[0][f"save|{strategy}"]["weights"], abs=1e-4)
     assert after[0][f"load|{strategy}"]["right"] >= before[0][f"save|{strategy}"]["right"] - 0.02
 
 

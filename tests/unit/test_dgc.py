@@ -17,6 +17,7 @@ from argosy.compress.catalogue import make_codec
 from argosy.compress.codec import Bucket, Part
 from argosy.compress.config import CompressConfig
 from argosy.compress.dgc import DgcCodec, sparsity_at
+from argosy.compress.takeover import return_momenta
 from argosy.compress.topk import TopKCodec
 
 
@@ -255,6 +256,35 @@ def test_momentum_of_a_run_without_dgc_goes_on(nesterov: bool) -> None:
         results.append(parameters)
     for name in start:
         torch.testing.assert_close(results[0][name], results[1][name])
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_of_a_run_with_dgc_goes_on_without_it(nesterov: bool) -> None:
+    """DGC that sends everything for three steps, then SGD alone: as if SGD had been alone from the start."""
+    start = {"w": torch.randn(256, 256), "b": torch.randn(7)}
+    gradients = [{name: torch.randn_like(value) for name, value in start.items()} for _ in range(6)]
+    options = {"lr": 0.1, "momentum": 0.9, "nesterov": nesterov}
+    expected = {name: nn.Parameter(value.clone()) for name, value in start.items()}
+    parameters = {name: nn.Parameter(value.clone()) for name, value in start.items()}
+    alone = torch.optim.SGD(expected.values(), **options)
+    codec, group = DgcCodec(sparsity=0.0, warmup_epochs=0), Mirrors(2)
+    optimizer = attached(codec, parameters, **options)
+    for step, gradient in enumerate(gradients):
+        if step == 3:
+            state = codec.state_dict(group)  # type: ignore[arg-type]
+            optimizer = torch.optim.SGD(parameters.values(), **options)
+            return_momenta(parameters, [optimizer], {**state["velocity"], **state["whole"]})
+        bucket = bucket_of(**{name: value / 2 for name, value in gradient.items()})
+        if step < 3:
+            codec.reduce(bucket, group)  # type: ignore[arg-type]
+        for part in bucket.parts:
+            expected[part.name].grad = gradient[part.name].clone()
+            reduced = bucket.flat[part.begin : part.end].view(part.shape).clone()
+            parameters[part.name].grad = reduced if step < 3 else gradient[part.name].clone()
+        alone.step()
+        optimizer.step()
+    for name in start:
+        torch.testing.assert_close(parameters[name], expected[name])
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -22,6 +22,11 @@ def net():
     )
 
 
+def averaged(fleet, model):
+    with fleet.averaged():
+        return [float(parameter.detach().double().sum()) for parameter in model.parameters()]
+
+
 def train(strategy, folder):
     keep, _, line = strategy.rpartition("|")
     with argosy.init(line) as fleet:
@@ -34,12 +39,14 @@ def train(strategy, folder):
         model, optimizer, loader = fleet.distribute(model, optimizer, loader)
         if keep == "load":
             fleet.load(folder / "kept", model, optimizer, loader)
+        averages = averaged(fleet, model) if keep == "load" else None
         losses = []
         for _ in range(4):
             for batch, labels in loader:
                 losses.append(float(fleet.step(batch, labels, nn.functional.cross_entropy)))
         if keep == "save":
             fleet.save(folder / "kept", model, optimizer, loader)
+            averages = averaged(fleet, model)
         state = b"".join(value.numpy().tobytes() for value in model.state_dict().values())
         model.eval()
         with torch.no_grad():
@@ -50,6 +57,7 @@ def train(strategy, folder):
             "state": hashlib.sha256(state).hexdigest(),
             "right": right,
             "weights": weights,
+            "averages": averages,
         }, fleet.rank
 
 
