@@ -8,12 +8,25 @@
 #include <string>
 #include <utility>
 
+#include "table_alone.h"
 #include "table_shard.h"
 
 namespace argosy {
 namespace {
 
 constexpr std::size_t kMostIds = std::numeric_limits<std::uint32_t>::max();  // of a request
+
+// Counts a request while it is in a table.
+class Visit {
+ public:
+  explicit Visit(std::atomic<std::size_t>& visitors) : visitors_(visitors) { ++visitors_; }
+  ~Visit() { --visitors_; }
+  Visit(const Visit&) = delete;
+  Visit& operator=(const Visit&) = delete;
+
+ private:
+  std::atomic<std::size_t>& visitors_;
+};
 
 const TableConfig& checked(const TableConfig& config) {
   check(config);
@@ -41,68 +54,76 @@ std::size_t Table::most_trail_ids(std::size_t count) const {
 // Calls `work` with each shard that has some of the ids, and these, while it is locked. Requests begin at different
 // shards, and come back later to those that are in use.
 template <class Work>
-void Table::at_each_shard(const SortedIds& piece, std::uint32_t* rows, std::size_t first, Work work) const {
+void Table::at_each_shard(const SortedIds& piece, std::size_t first, Work work) const {
   std::array<std::size_t, kShards> busy;
   std::size_t left = 0;
   for (std::size_t i = 0; i < kShards; ++i) {
     const std::size_t number = (first + i) % kShards;
-    const SortedIds::Part part = piece.of_shard(number, rows);
-    if (part.entries.empty()) continue;
+    if (piece.of_shard(number).empty()) continue;
     const std::unique_lock lock(shards_[number]->mutex, std::try_to_lock);
     if (lock.owns_lock()) {
-      work(*shards_[number], part);
+      work(*shards_[number], piece.of_shard(number));
     } else {
       busy[left++] = number;
     }
   }
   for (std::size_t i = 0; i < left; ++i) {
     const std::lock_guard lock(shards_[busy[i]]->mutex);
-    work(*shards_[busy[i]], piece.of_shard(busy[i], rows));
+    work(*shards_[busy[i]], piece.of_shard(busy[i]));
   }
 }
 
-// The same for all pieces of a request, and whether their rows are `known` by a trail; if not, `told` may be told them.
+// Calls `work` for each piece of a request, with room to sort it, where it begins and ends, and the shard to begin at.
 template <class Work>
-void Table::at_each_shard(const std::int64_t* ids, std::size_t count, const float* beside, const Trail* known,
-                          Trail* told, Work work) const {
+void Table::in_pieces(std::size_t count, Work work) const {
   if (count > kMostIds) {
     throw std::length_error("a request has " + std::to_string(count) + " ids: at most 2^32 - 1 fit");
   }
   if (count == 0) return;
+  const Visit visit(visitors_);
   auto piece = trails_.borrow();
   const std::size_t first = turn_.fetch_add(11, std::memory_order_relaxed);  // far apart, and in the end at every one
   for (std::size_t begin = 0; begin < count; begin += SortedIds::kPiece) {
-    const bool follows = known != nullptr && piece->follow(*known, ids, begin, beside, config_.dim);
-    if (!follows) piece->sort(ids, begin, count, beside, config_.dim);
-    const Trail* const trail = follows ? known : told;
-    at_each_shard(*piece, trail != nullptr ? trail->rows.get() + begin : piece->rows(), first,
-                  [&](Shard& shard, SortedIds::Part part) { work(shard, part, follows); });
-    if (told != nullptr) piece->leave(*told);
+    work(*piece, begin, std::min(count, begin + SortedIds::kPiece), first);
   }
   trails_.give_back(std::move(piece));
 }
 
 void Table::pull(const std::int64_t* ids, std::size_t count, float* out) const {
-  const auto work = [&](const Shard& shard, SortedIds::Part part, bool) { shard.pull(part, out); };
   const std::size_t most_ids = most_trail_ids(count);
-  if (most_ids == 0) return at_each_shard(ids, count, out, nullptr, nullptr, work);
-  Trail trail(count);
-  at_each_shard(ids, count, out, nullptr, &trail, work);
-  trails_.keep(std::move(trail), ids, most_ids);
+  std::optional<Trail> trail;
+  if (most_ids != 0) trail.emplace(count);
+  RowHead** const told = trail ? trail->rows.get() : nullptr;
+  in_pieces(count, [&](SortedIds& piece, std::size_t begin, std::size_t end, std::size_t first) {
+    if (const Alone alone(*this); told != nullptr && alone) {
+      piece.sort(ids, begin, end, nullptr, 0);
+      return pull_alone(piece, ids, begin, end, out, told);
+    }
+    piece.sort(ids, begin, end, out, config_.dim);
+    at_each_shard(piece, first, [&](const Shard& shard, Shard::Entries entries) { shard.pull(entries, out, told); });
+  });
+  if (trail) trails_.keep(std::move(*trail), ids, most_ids);
 }
 
 Pushed Table::push(const Push& push) {
   Pushed pushed;
+  Applier applier(push, config_, updater_, pushed);
   const std::optional<Trail> trail = trails_.take(push.ids, push.count);
   followed_ += trail.has_value();
-  at_each_shard(push.ids, push.count, push.gradients, trail ? &*trail : nullptr, nullptr,
-                [&](Shard& shard, SortedIds::Part part, bool known) { shard.push(part, known, push, pushed); });
+  RowHead* const* const known = trail ? trail->rows.get() : nullptr;
+  in_pieces(push.count, [&](SortedIds& piece, std::size_t begin, std::size_t end, std::size_t first) {
+    if (const Alone alone(*this); known != nullptr && alone) return push_alone(known, begin, end, applier);
+    piece.sort(push.ids, begin, end, push.gradients, config_.dim);
+    at_each_shard(piece, first, [&](Shard& shard, Shard::Entries entries) { shard.push(entries, known, applier); });
+  });
   return pushed;
 }
 
 void Table::set(const std::int64_t* ids, std::size_t count, const float* values) {
-  at_each_shard(ids, count, values, nullptr, nullptr,
-                [&](Shard& shard, SortedIds::Part part, bool) { shard.set(part.entries, values); });
+  in_pieces(count, [&](SortedIds& piece, std::size_t begin, std::size_t end, std::size_t first) {
+    piece.sort(ids, begin, end, values, config_.dim);
+    at_each_shard(piece, first, [&](Shard& shard, Shard::Entries entries) { shard.set(entries, values); });
+  });
 }
 
 std::uint64_t Table::rows() const {

@@ -3,7 +3,7 @@
 // It has shards by hash, each with a lock, an index (table_index.h) and rows (table_rows.h). A request is sorted by
 // shard, then a shard is locked once, and its slots and rows are fetched ahead (table_shard.cpp): what a large table
 // costs is cache misses, and only many at a time make it fast. Where a pull has found its rows is kept for the push of
-// the same ids (table_trails.h).
+// the same ids (table_trails.h). A request that is alone in the table goes its own way (table_alone.h).
 #pragma once
 
 #include <atomic>
@@ -19,6 +19,7 @@
 
 namespace argosy {
 
+class Applier;
 class Shard;
 
 class Table {
@@ -61,18 +62,22 @@ class Table {
   const TableConfig& config() const { return config_; }
 
  private:
+  class Alone;
+
   template <class Work>
-  void at_each_shard(const std::int64_t* ids, std::size_t count, const float* beside, const Trail* known, Trail* told,
-                     Work work) const;
+  void in_pieces(std::size_t count, Work work) const;
   template <class Work>
-  void at_each_shard(const SortedIds& piece, std::uint32_t* rows, std::size_t first, Work work) const;
+  void at_each_shard(const SortedIds& piece, std::size_t first, Work work) const;
+  void pull_alone(const SortedIds& piece, const std::int64_t* ids, std::size_t begin, std::size_t end, float* out,
+                  RowHead** rows) const;
+  void push_alone(RowHead* const* rows, std::size_t begin, std::size_t end, Applier& applier);
   std::size_t most_trail_ids(std::size_t count) const;
 
   const TableConfig config_;
   const Updater updater_;
   Pages pages_;
   std::vector<std::unique_ptr<Shard>> shards_;
-  mutable std::atomic<std::size_t> turn_ = 0;
+  mutable std::atomic<std::size_t> turn_ = 0, visitors_ = 0;
   mutable Trails trails_;
   std::atomic<std::uint64_t> followed_ = 0;
 };

@@ -14,16 +14,10 @@ void fetch(const float* beside, std::size_t number, std::size_t width) {
 
 }  // namespace
 
-Trail::Trail(std::size_t count)
-    : count(count),
-      rows(std::make_unique_for_overwrite<std::uint32_t[]>(count)),
-      places(std::make_unique_for_overwrite<std::uint16_t[]>(count)) {
-  begins.reserve((count + SortedIds::kPiece - 1) / SortedIds::kPiece);
-}
+Trail::Trail(std::size_t count) : count(count), rows(std::make_unique_for_overwrite<RowHead*[]>(count)) {}
 
-void SortedIds::sort(const std::int64_t* ids, std::size_t begin, std::size_t count, const float* beside,
+void SortedIds::sort(const std::int64_t* ids, std::size_t begin, std::size_t end, const float* beside,
                      std::size_t width) {
-  const std::size_t end = begin + std::min(count - begin, kPiece);
   std::array<std::uint16_t, kShards> counts{}, next;
   for (std::size_t i = begin; i < end; ++i) ++counts[shard_of(mix(static_cast<std::uint64_t>(ids[i])))];
   begins_[0] = 0;
@@ -35,30 +29,6 @@ void SortedIds::sort(const std::int64_t* ids, std::size_t begin, std::size_t cou
     fetch(beside, i, width);
     const std::uint64_t hash = mix(static_cast<std::uint64_t>(ids[i]));
     entries_[next[shard_of(hash)]++] = {ids[i], static_cast<std::uint32_t>(hash), static_cast<std::uint32_t>(i)};
-  }
-  begin_ = begin;
-}
-
-bool SortedIds::follow(const Trail& trail, const std::int64_t* ids, std::size_t begin, const float* beside,
-                       std::size_t width) {
-  begins_ = trail.begins[begin / kPiece];
-  begin_ = begin;
-  for (std::size_t shard = 0; shard < kShards; ++shard) {
-    for (std::size_t i = begins_[shard]; i < begins_[shard + 1]; ++i) {
-      fetch(beside, begin + i, width);
-      const std::size_t place = begin + trail.places[begin + i];
-      const std::uint64_t hash = mix(static_cast<std::uint64_t>(ids[place]));
-      if (shard_of(hash) != shard) return false;
-      entries_[i] = {ids[place], static_cast<std::uint32_t>(hash), static_cast<std::uint32_t>(place)};
-    }
-  }
-  return true;
-}
-
-void SortedIds::leave(Trail& trail) const {
-  trail.begins.push_back(begins_);
-  for (std::size_t i = 0; i < begins_.back(); ++i) {
-    trail.places[begin_ + i] = static_cast<std::uint16_t>(entries_[i].place - begin_);
   }
 }
 

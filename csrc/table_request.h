@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "hash.h"
 
@@ -33,18 +32,16 @@ struct Pushed {
   std::uint64_t not_finite = 0;  // rows with a gradient that is not finite: nothing is done with them
 };
 
+struct RowHead;
+
 // Where a pull has found its rows: see [Note: trails] in table_trails.h.
 struct Trail {
-  using Begins = std::array<std::uint16_t, kShards + 1>;
-
   explicit Trail(std::size_t count);
-  static constexpr std::size_t kBytes = sizeof(std::uint32_t) + sizeof(std::uint16_t);  // of an id, about
+  static constexpr std::size_t kBytes = sizeof(RowHead*);  // of an id
 
   std::size_t count;
   std::int64_t first_id = 0, last_id = 0;
-  std::unique_ptr<std::uint32_t[]> rows;    // of all ids, in the order of their pieces and shards
-  std::unique_ptr<std::uint16_t[]> places;  // of the same ids, in their piece
-  std::vector<Begins> begins;               // of each piece's shards
+  std::unique_ptr<RowHead*[]> rows;  // of all ids, in their order; null for those without a row
 };
 
 // A piece of a request's ids, sorted by shard; in a shard, they stay in their order.
@@ -63,31 +60,17 @@ class SortedIds {
     std::uint32_t place;  // in the request
   };
 
-  // Those of one shard, and for each the number of its row: a pull tells these, and a push may know them.
-  struct Part {
-    std::span<const Entry> entries;
-    std::uint32_t* rows;
-  };
+  // Takes the ids from number `begin` to `end`, at most kPiece. `beside` are the `width` numbers that belong to each
+  // id: fetched here, where they are in order, as later they will not be.
+  void sort(const std::int64_t* ids, std::size_t begin, std::size_t end, const float* beside, std::size_t width);
 
-  // Takes up to kPiece ids, from number `begin` on. `beside` are the `width` numbers that belong to each id: fetched
-  // here, where they are in order, as later they will not be.
-  void sort(const std::int64_t* ids, std::size_t begin, std::size_t count, const float* beside, std::size_t width);
-  // The same in the order of a trail of as many ids; false if these are not sorted by it.
-  bool follow(const Trail& trail, const std::int64_t* ids, std::size_t begin, const float* beside, std::size_t width);
-  // Tells a trail its order.
-  void leave(Trail& trail) const;
-
-  Part of_shard(std::size_t shard, std::uint32_t* rows) const {
-    const std::size_t begin = begins_[shard];
-    return {{entries_.data() + begin, begins_[shard + 1] - begin}, rows + begin};
+  std::span<const Entry> of_shard(std::size_t shard) const {
+    return {entries_.data() + begins_[shard], entries_.data() + begins_[shard + 1]};
   }
-  std::uint32_t* rows() { return rows_.data(); }  // for a request without a trail
 
  private:
   std::array<Entry, kPiece> entries_;
-  std::array<std::uint32_t, kPiece> rows_;
-  Trail::Begins begins_;
-  std::size_t begin_ = 0;
+  std::array<std::uint16_t, kShards + 1> begins_;
 };
 
 }  // namespace argosy

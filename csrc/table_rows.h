@@ -15,6 +15,16 @@
 
 namespace argosy {
 
+// Sends for the cache lines of some memory.
+inline void prefetch(const void* memory, std::size_t bytes) {
+  constexpr std::uintptr_t kLine = 64;
+  const auto begin = reinterpret_cast<std::uintptr_t>(memory);
+  for (std::uintptr_t line = begin / kLine * kLine; line < begin + bytes; line += kLine) {
+    __builtin_prefetch(reinterpret_cast<const void*>(line));
+    asm volatile("");  // else gcc takes this for a function without effect, and drops calls of it
+  }
+}
+
 // How often something happened, up to 2^24 - 1, and for how many days it was not seen, up to 254; in 4 bytes.
 class [[gnu::packed, gnu::aligned(4)]] Age {
  public:
@@ -39,6 +49,13 @@ struct [[gnu::packed, gnu::aligned(4)]] RowHead {
 
   float* value() { return reinterpret_cast<float*>(this + 1); }
   const float* value() const { return reinterpret_cast<const float*>(this + 1); }
+  void copy_value(std::size_t dim, float* out) const {
+    if (dim == 16) {  // a size that is known is copied in place
+      __builtin_memcpy(out, value(), 16 * sizeof(float));
+    } else {
+      __builtin_memcpy(out, value(), dim * sizeof(float));
+    }
+  }
 };
 static_assert(sizeof(RowHead) == 20);
 

@@ -14,8 +14,7 @@ namespace {
 // numbers were read from index slots that had been sent for a few blocks earlier. Small blocks, as a CPU has few dozen
 // reads under way: sent for in a burst, they would wait for each other, and then the CPU for work.
 constexpr std::size_t kBlock = 4, kAheadBlocks = 4;
-static_assert(kBlock <= Updater::kMostRows);
-constexpr std::size_t kLine = 64;
+static_assert(kBlock <= Applier::kMostRows);
 
 // How many rows are gone through without giving up the lock: a millisecond or so.
 constexpr std::uint32_t kTurn = 16384;
@@ -26,23 +25,7 @@ std::uint32_t most_load(std::size_t record_bytes) { return record_bytes >= 84 ? 
 // The part of an id's hash that an index goes by.
 std::uint32_t hash_of(std::int64_t id) { return static_cast<std::uint32_t>(mix(static_cast<std::uint64_t>(id))); }
 
-void prefetch(const void* memory, std::size_t bytes) {
-  const auto begin = reinterpret_cast<std::uintptr_t>(memory);
-  for (std::uintptr_t line = begin / kLine * kLine; line < begin + bytes; line += kLine) {
-    __builtin_prefetch(reinterpret_cast<const void*>(line));
-    asm volatile("");  // else gcc takes this for a function without effect, and drops calls of it
-  }
-}
-
 }  // namespace
-
-// Rows that are updated together.
-struct Shard::Updates {
-  std::array<float*, kBlock> values;
-  std::array<const float*, kBlock> gradients;
-  std::array<std::uint32_t, kBlock> steps;
-  std::size_t count = 0;
-};
 
 Shard::Shard(const TableConfig& config, const Updater& updater, Pages& pages)
     : config_(config),
@@ -52,37 +35,38 @@ Shard::Shard(const TableConfig& config, const Updater& updater, Pages& pages)
       waiting_(pages, sizeof(Waiting)),
       waiting_index_(most_load(sizeof(Waiting))) {}
 
-// Calls `ahead` for each entry some blocks early, then `consume` for each block, with the rows that a trail has if they
-// are `known`, or else those that have their hashes, which are told to it: the ids are to be compared yet. Of a row,
-// what begins at `skip` is fetched.
-template <class Ahead, class Consume>
-void Shard::walk(SortedIds::Part part, bool known, std::size_t skip, std::size_t row_bytes, Ahead ahead,
+// Calls `send` for each entry, to send for what `find` will read; `find` some blocks later, which tells its row or
+// null; and then `consume` for each block, with these rows: the ids are to be compared yet. Of a row, what begins at
+// `skip` is fetched.
+template <class Send, class Find, class Consume>
+void Shard::walk(Entries entries, std::size_t skip, std::size_t row_bytes, Send send, Find find,
                  Consume consume) const {
   std::array<std::array<RowHead*, kBlock>, kAheadBlocks + 1> found;
-  const std::size_t count = part.entries.size(), blocks = (count + kBlock - 1) / kBlock;
+  const std::size_t count = entries.size(), blocks = (count + kBlock - 1) / kBlock;
   const auto end_of = [&](std::size_t block) { return std::min((block + 1) * kBlock, count); };
   for (std::size_t turn = 0; turn < blocks + 2 * kAheadBlocks; ++turn) {
     if (turn < blocks) {
-      for (std::size_t i = turn * kBlock; i < end_of(turn); ++i) {
-        if (!known || part.rows[i] == Index::kNone) __builtin_prefetch(index_.start(part.entries[i].hash));
-      }
+      for (std::size_t i = turn * kBlock; i < end_of(turn); ++i) send(entries[i]);
     }
     if (const std::size_t block = turn - kAheadBlocks; block < blocks) {  // before the first, it is very large
       RowHead** row = found[block % found.size()].data();
       for (std::size_t i = block * kBlock; i < end_of(block); ++i) {
-        const auto& entry = part.entries[i];
-        ahead(entry.place);
-        if (!known) part.rows[i] = index_.find(entry.hash, [](std::uint32_t) { return true; });
-        *row = part.rows[i] == Index::kNone ? nullptr : rows_.at(part.rows[i]);
+        *row = find(entries[i]);
         if (*row != nullptr) prefetch(reinterpret_cast<const std::byte*>(*row) + skip, row_bytes - skip);
         ++row;
       }
     }
     if (const std::size_t block = turn - 2 * kAheadBlocks; block < blocks) {
       const std::size_t begin = block * kBlock;
-      consume(part.entries.subspan(begin, end_of(block) - begin), found[block % found.size()].data());
+      consume(entries.subspan(begin, end_of(block) - begin), found[block % found.size()].data());
     }
   }
+}
+
+// The first row with such a hash.
+RowHead* Shard::candidate(std::uint32_t hash) const {
+  const std::uint32_t row = index_.find(hash, [](std::uint32_t) { return true; });
+  return row == Index::kNone ? nullptr : rows_.at(row);
 }
 
 RowHead* Shard::find(std::uint32_t hash, std::int64_t id) const {
@@ -95,26 +79,37 @@ void Shard::initial_value(std::int64_t id, float* out) const {
   updater_.kernels().initialise(config_.initializer, key, config_.dim, out);
 }
 
-void Shard::pull(SortedIds::Part part, float* out) const {
+void Shard::read(std::int64_t id, std::uint32_t hash, float* out) const {
+  const RowHead* row = find(hash, id);
+  row == nullptr ? initial_value(id, out) : row->copy_value(config_.dim, out);
+}
+
+void Shard::pull(Entries entries, float* out, RowHead** told) const {
   const std::size_t dim = config_.dim, bytes = dim * sizeof(float);
+  const auto look = [&](const SortedIds::Entry& entry) {
+    prefetch(out + entry.place * dim, bytes);
+    RowHead* row = candidate(entry.hash);
+    if (told != nullptr) told[entry.place] = row;
+    return row;
+  };
   walk(
-      part, false, offsetof(RowHead, id), sizeof(RowHead) + bytes,
-      [&](std::uint32_t place) { prefetch(out + place * dim, bytes); },
+      entries, offsetof(RowHead, id), sizeof(RowHead) + bytes,
+      [&](const SortedIds::Entry& entry) { __builtin_prefetch(index_.start(entry.hash)); }, look,
       [&](Entries block, RowHead* const* found) {
         for (std::size_t i = 0; i < block.size(); ++i) {
           const auto [id, hash, place] = block[i];
-          const RowHead* row = found[i];
-          if (row != nullptr && row->id != id) [[unlikely]]
-            row = find(hash, id);
-          if (row == nullptr) {
-            initial_value(id, out + place * dim);
-          } else if (dim == 16) {  // a size that is known is copied in place
-            __builtin_memcpy(out + place * 16ul, row->value(), 16 * sizeof(float));
-          } else {
-            __builtin_memcpy(out + place * dim, row->value(), bytes);
-          }
+          const bool is_it = found[i] != nullptr && found[i]->id == id;
+          is_it ? found[i]->copy_value(dim, out + place * dim) : read(id, hash, out + place * dim);
         }
       });
+}
+
+void Shard::look_up(Entries entries, RowHead** told) const {
+  constexpr std::size_t kAhead = kBlock * kAheadBlocks;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    if (i + kAhead < entries.size()) __builtin_prefetch(index_.start(entries[i + kAhead].hash));
+    told[entries[i].place] = candidate(entries[i].hash);
+  }
 }
 
 RowHead* Shard::make(std::uint32_t hash, std::int64_t id) {
@@ -170,60 +165,36 @@ std::optional<std::uint32_t> Shard::admit(std::uint32_t hash, std::int64_t id, s
   return {};
 }
 
-void Shard::push(SortedIds::Part part, bool known, const Push& push, Pushed& pushed) {
+RowHead* Shard::row_for(const SortedIds::Entry& entry, Applier& applier, std::uint32_t& shows) {
+  RowHead* row = find(entry.hash, entry.id);
+  if (row != nullptr) return row;
+  const auto seen = admit(entry.hash, entry.id, shows, applier.push().sequence);
+  if (!seen) {
+    ++applier.pushed().waiting;
+    return nullptr;
+  }
+  shows = *seen;
+  row = make(entry.hash, entry.id);
+  ++applier.pushed().admitted;
+  return row;
+}
+
+void Shard::push(Entries entries, RowHead* const* known, Applier& applier) {
+  const Push& push = applier.push();
   const std::size_t dim = config_.dim, bytes = dim * sizeof(float);
-  const bool compensates = push.pulled != nullptr && push.compensation != 0;
-  const float scale = compensates ? 1.0f : push.scale;  // what is compensated, is scaled
-  const auto compensated = std::make_unique_for_overwrite<float[]>(compensates ? kBlock * dim : 0);
-  const RowKernels& kernels = updater_.kernels();
-  const auto ahead = [&](std::uint32_t place) {
-    prefetch(push.gradients + place * dim, bytes);
-    if (compensates) prefetch(push.pulled + place * dim, bytes);
+  const auto send = [&](const SortedIds::Entry& entry) {
+    if (known == nullptr || known[entry.place] == nullptr) __builtin_prefetch(index_.start(entry.hash));
   };
-  walk(part, known, 0, rows_.record_bytes(), ahead, [&](Entries block, RowHead* const* found) {
-    std::array<const float*, kBlock> gradients;
-    for (std::size_t i = 0; i < block.size(); ++i) gradients[i] = push.gradients + block[i].place * dim;
-    const std::uint64_t broken = push.finite ? 0 : kernels.not_finite(gradients.data(), block.size(), dim, push.scale);
-    pushed.not_finite += static_cast<std::uint64_t>(std::popcount(broken));
-    Updates updates;
-    for (std::size_t i = 0; i < block.size(); ++i) {
-      if ((broken >> i & 1) != 0) continue;
-      const auto [id, hash, place] = block[i];
-      std::uint32_t shows = push.shows != nullptr ? push.shows[place] : 1;
-      RowHead* row = found[i];
-      // A row that was known may be free now: its id is then a number of another row.
-      if (row == nullptr || row->id != id || row->age.free()) row = find(hash, id);
-      if (row == nullptr) {
-        const auto seen = admit(hash, id, shows, push.sequence);
-        if (!seen) {
-          ++pushed.waiting;
-          continue;
-        }
-        shows = *seen;
-        row = make(hash, id);
-        ++pushed.admitted;
-      }
-      const float* gradient = gradients[i];
-      if (compensates) {
-        float* out = compensated.get() + i * dim;
-        kernels.compensate(gradient, row->value(), push.pulled + place * dim, dim, push.scale, push.compensation, out);
-        gradient = out;
-        if (kernels.not_finite(&gradient, 1, dim, 1) != 0) {
-          ++pushed.not_finite;
-          continue;
-        }
-      }
-      row->age.see(1);
-      row->show += static_cast<float>(shows);
-      if (push.clicks != nullptr) row->click += push.clicks[place];
-      updates.values[updates.count] = row->value();
-      updates.gradients[updates.count] = gradient;
-      updates.steps[updates.count++] = row->age.count();
-    }
-    updater_.apply(updates.values.data(), updates.gradients.data(), updates.steps.data(), updates.count, dim, scale,
-                   push.lr_factor);
-    pushed.updated += updates.count;
-  });
+  const auto look = [&](const SortedIds::Entry& entry) {
+    prefetch(push.gradients + entry.place * dim, bytes);
+    if (applier.compensates()) prefetch(push.pulled + entry.place * dim, bytes);
+    return known != nullptr ? known[entry.place] : candidate(entry.hash);
+  };
+  const auto other = [&](const SortedIds::Entry& entry, std::uint32_t& shows) {
+    return row_for(entry, applier, shows);
+  };
+  walk(entries, 0, rows_.record_bytes(), send, look,
+       [&](Entries block, RowHead* const* found) { applier.apply(block, found, other); });
 }
 
 void Shard::set(Entries entries, const float* values) {

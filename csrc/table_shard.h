@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 
+#include "table_apply.h"
 #include "table_index.h"
 #include "table_request.h"
 #include "table_rows.h"
@@ -19,9 +20,19 @@ class Shard {
   Shard(const TableConfig& config, const Updater& updater, Pages& pages);
 
   using Entries = std::span<const SortedIds::Entry>;
-  void pull(SortedIds::Part part, float* out) const;                              // tells the rows of the part
-  void push(SortedIds::Part part, bool known, const Push& push, Pushed& pushed);  // `known`: a pull has told them
+  // `told`, if not null, is told the rows that were found, by the places of their ids.
+  void pull(Entries entries, float* out, RowHead** told) const;
+  // Tells the rows alone: those that have the hashes of the ids, which are to be compared yet.
+  void look_up(Entries entries, RowHead** told) const;
+  // Copies the value of an id, or what it would begin with.
+  void read(std::int64_t id, std::uint32_t hash, float* out) const;
+  // `known`, if not null, has what a pull was told.
+  void push(Entries entries, RowHead* const* known, Applier& applier);
   void set(Entries entries, const float* values);
+
+  // The row of an id that gets a gradient, made if there is none and the id is admitted: `shows` is then how often it
+  // was shown in all. Null if it must wait.
+  RowHead* row_for(const SortedIds::Entry& entry, Applier& applier, std::uint32_t& shows);
 
   // These do a part of the rows, from number `row` on, and return where to go on, so that others get the lock in
   // between.
@@ -37,11 +48,9 @@ class Shard {
   mutable std::mutex mutex;
 
  private:
-  struct Updates;
-
-  template <class Ahead, class Consume>
-  void walk(SortedIds::Part part, bool known, std::size_t skip, std::size_t row_bytes, Ahead ahead,
-            Consume consume) const;
+  template <class Send, class Find, class Consume>
+  void walk(Entries entries, std::size_t skip, std::size_t row_bytes, Send send, Find find, Consume consume) const;
+  RowHead* candidate(std::uint32_t hash) const;
   RowHead* find(std::uint32_t hash, std::int64_t id) const;
   RowHead* make(std::uint32_t hash, std::int64_t id);
   std::optional<std::uint32_t> admit(std::uint32_t hash, std::int64_t id, std::uint32_t shows, std::uint64_t sequence);

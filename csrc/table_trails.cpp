@@ -48,9 +48,7 @@ std::optional<Trail> Trails::take(const std::int64_t* ids, std::size_t count) {
 
 std::size_t Trails::bytes() const {
   const std::lock_guard lock(mutex_);
-  std::size_t all = spare_.size() * sizeof(SortedIds) + kept_ids_ * Trail::kBytes;
-  for (const Trail& trail : kept_) all += trail.begins.capacity() * sizeof(Trail::Begins);
-  return all;
+  return spare_.size() * sizeof(SortedIds) + kept_ids_ * Trail::kBytes;
 }
 
 }  // namespace argosy

@@ -2,9 +2,9 @@
 //
 // [Note: trails]
 // What is pulled is pushed soon after: the same ids in the same order. So a table keeps the trails of its last pulls,
-// and a push that finds its own goes to the rows at once: without sorting, and without the index, which costs a miss of
-// the cache for each id. Rows do not move. What may have happened since is that one was made, or that one was removed
-// and its place taken by another id: the rows tell.
+// and a push that finds its own goes to the rows at once: without the index, which costs a miss of the cache for each
+// id. Rows do not move. What may have happened since is that one was made, or that one was removed and its place taken
+// by another id: the rows tell.
 #pragma once
 
 #include <cstdint>

@@ -1,12 +1,13 @@
 """A push of what was pulled last goes where the pull has found the rows: whatever happened since, it does the same.
 
-Compared is a table with one like it that nobody pulls from, and that finds its rows by its index.
+Compared is a table with one like it that nobody pulls from, and that finds its rows by its index. A request that is
+alone in its table goes another way than one that others may meet there.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -50,6 +51,29 @@ class Pair:
             assert torch.equal(one, other)
 
 
+@pytest.fixture(params=[False, True], ids=["alone", "in company"])
+def pairs(request: pytest.FixtureRequest) -> Iterator[Callable[..., Pair]]:
+    """Makes pairs; in company, somebody looks at the first table nearly all the time."""
+    over, company = threading.Event(), list[threading.Thread]()
+
+    def look(table: Rows) -> None:
+        few, out = torch.arange(255), torch.empty(255, DIM)  # of so few, no trail is kept
+        while not over.is_set():
+            table.native.pull(few.data_ptr(), len(few), out.data_ptr())
+
+    def make(first: Tensor | None = None) -> Pair:
+        pair = Pair(first)
+        if request.param:
+            company.append(threading.Thread(target=look, args=(pair.pulled,)))
+            company[-1].start()
+        return pair
+
+    yield make
+    over.set()
+    for thread in company:
+        thread.join(60)
+
+
 def everything(table: Rows) -> list[Tensor]:
     """Ids, values, states and counters, by id."""
     count = table.native.rows
@@ -60,8 +84,8 @@ def everything(table: Rows) -> list[Tensor]:
     return [part[order] for part in parts]
 
 
-def test_a_push_follows_the_pull_of_its_ids() -> None:
-    pair = Pair()
+def test_a_push_follows_the_pull_of_its_ids(pairs: Callable[..., Pair]) -> None:
+    pair = pairs()
     batch = pair.ids[:BATCH]
     for step in range(3):
         pair.pulled.pull(batch)
@@ -72,8 +96,8 @@ def test_a_push_follows_the_pull_of_its_ids() -> None:
     pair.check()
 
 
-def test_pulls_may_be_ahead_of_their_pushes() -> None:
-    pair = Pair()
+def test_pulls_may_be_ahead_of_their_pushes(pairs: Callable[..., Pair]) -> None:
+    pair = pairs()
     batches = pair.ids.split(BATCH)
     pair.pulled.pull(batches[0])
     for number in range(5):
@@ -83,8 +107,8 @@ def test_pulls_may_be_ahead_of_their_pushes() -> None:
     pair.check()
 
 
-def test_ids_of_a_push_that_only_look_like_those_of_a_pull() -> None:
-    pair = Pair()
+def test_ids_of_a_push_that_only_look_like_those_of_a_pull(pairs: Callable[..., Pair]) -> None:
+    pair = pairs()
     pulled = pair.ids[:BATCH]
     for at in (1, BATCH // 2, BATCH - 2):  # in the first piece, and in the second
         pushed = pulled.clone()
@@ -98,8 +122,8 @@ def test_ids_of_a_push_that_only_look_like_those_of_a_pull() -> None:
     pair.check()
 
 
-def test_rows_that_are_made_between_pull_and_push() -> None:
-    pair = Pair()
+def test_rows_that_are_made_between_pull_and_push(pairs: Callable[..., Pair]) -> None:
+    pair = pairs()
     new = ids_of(7, 2 * BATCH)[torch.arange(2 * BATCH) % 3 > 0]
     pair.pulled.pull(new[:BATCH])
     pair.push(new[5:BATCH:2], 1)
@@ -108,8 +132,8 @@ def test_rows_that_are_made_between_pull_and_push() -> None:
     pair.check()
 
 
-def test_rows_that_are_removed_between_pull_and_push_and_their_places_taken() -> None:
-    pair = Pair()
+def test_rows_that_are_removed_between_pull_and_push_and_their_places_taken(pairs: Callable[..., Pair]) -> None:
+    pair = pairs()
     batch = pair.ids[:BATCH]
     others = ids_of(8, BATCH)[::2] * 3 + 1
     for step, taken in enumerate((others[:0], others)):
@@ -124,12 +148,12 @@ def test_rows_that_are_removed_between_pull_and_push_and_their_places_taken() ->
         pair.check()
 
 
-def test_a_free_row_that_looks_as_if_it_had_the_id() -> None:
+def test_a_free_row_that_looks_as_if_it_had_the_id(pairs: Callable[..., Pair]) -> None:
     """It has the number of the row that was freed before it: here the very id that it had."""
     shard = [id for id in range(200_000, 300_000) if _native.mix(id) >> 58 == 0]
     wanted = next(id for id in range(100, 1000) if _native.mix(id) >> 58 == 0)
     before, other = shard[:wanted], shard[wanted]
-    pair = Pair(torch.tensor([*before, other, wanted]))  # in rows 0 to wanted + 1 of their shard
+    pair = pairs(torch.tensor([*before, other, wanted]))  # in rows 0 to wanted + 1 of their shard
     batch = torch.cat([torch.tensor([wanted]), pair.ids[pair.ids != wanted][:BATCH]])
     pair.pulled.pull(batch)
     pair.both(lambda table: table.native.end_day(1.0))
@@ -141,8 +165,8 @@ def test_a_free_row_that_looks_as_if_it_had_the_id() -> None:
     pair.check()
 
 
-def test_what_is_only_looked_at_costs_little_memory() -> None:
-    pair = Pair()
+def test_what_is_only_looked_at_costs_little_memory(pairs: Callable[..., Pair]) -> None:
+    pair = pairs()
     payload = pair.plain.native.payload_bytes
     for begin in range(0, ROWS - BATCH, 300):
         many, few = pair.ids[begin : begin + BATCH], pair.ids[begin : begin + 256 + begin % 1000]
