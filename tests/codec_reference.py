@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -83,3 +85,13 @@ def powersgd_sum(shares: list[Tensor], residuals: list[Tensor], start: Tensor) -
         residual.copy_(matrix - p @ q.T)
     q = torch.stack(own).sum(0)
     return p @ q.T, q.T.contiguous()
+
+
+def half_sum(shares: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """The sum of numbers of 16 bits, rounded once more; fp16 in a range that all workers' largest number gives."""
+    scale = torch.tensor(1.0)
+    if dtype == torch.float16:
+        bound = max(float(share.abs().max()) for share in shares) * len(shares)
+        scale = torch.tensor(2.0) ** (15 - math.frexp(bound)[1])
+    rounded = [(share * scale).to(dtype).float() for share in shares]
+    return torch.stack(rounded).sum(0).to(dtype).float() / scale
