@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kMostIds = std::numeric_limits<std::uint32_t>::max();  // of a request
 
-// Counts a request while it is in a table.
+// Counts a request while it is in a table, so that another one does not keep all locks.
 class Visit {
  public:
   explicit Visit(std::atomic<std::size_t>& visitors) : visitors_(visitors) { ++visitors_; }
@@ -95,11 +95,11 @@ void Table::pull(const std::int64_t* ids, std::size_t count, float* out) const {
   if (most_ids != 0) trail.emplace(count);
   RowHead** const told = trail ? trail->rows.get() : nullptr;
   in_pieces(count, [&](SortedIds& piece, std::size_t begin, std::size_t end, std::size_t first) {
-    if (const Alone alone(*this); told != nullptr && alone) {
-      piece.sort(ids, begin, end, nullptr, 0);
-      return pull_alone(piece, ids, begin, end, out, told);
+    const bool may_be_alone = told != nullptr && visitors_ == 1;
+    piece.sort(ids, begin, end, out, may_be_alone ? 0 : config_.dim);
+    if (may_be_alone) {
+      if (const Alone alone(*this); alone) return pull_alone(piece, ids, begin, end, out, told);
     }
-    piece.sort(ids, begin, end, out, config_.dim);
     at_each_shard(piece, first, [&](const Shard& shard, Shard::Entries entries) { shard.pull(entries, out, told); });
   });
   if (trail) trails_.keep(std::move(*trail), ids, most_ids);
@@ -112,7 +112,9 @@ Pushed Table::push(const Push& push) {
   followed_ += trail.has_value();
   RowHead* const* const known = trail ? trail->rows.get() : nullptr;
   in_pieces(push.count, [&](SortedIds& piece, std::size_t begin, std::size_t end, std::size_t first) {
-    if (const Alone alone(*this); known != nullptr && alone) return push_alone(known, begin, end, applier);
+    if (known != nullptr) {
+      if (const Alone alone(*this); alone) return push_alone(known, begin, end, applier);
+    }
     piece.sort(push.ids, begin, end, push.gradients, config_.dim);
     at_each_shard(piece, first, [&](Shard& shard, Shard::Entries entries) { shard.push(entries, known, applier); });
   });
@@ -127,6 +129,7 @@ void Table::set(const std::int64_t* ids, std::size_t count, const float* values)
 }
 
 std::uint64_t Table::rows() const {
+  const Visit visit(visitors_);
   std::uint64_t all = 0;
   for (const auto& shard : shards_) {
     const std::lock_guard lock(shard->mutex);
@@ -136,6 +139,7 @@ std::uint64_t Table::rows() const {
 }
 
 std::uint64_t Table::waiting() const {
+  const Visit visit(visitors_);
   std::uint64_t all = 0;
   for (const auto& shard : shards_) {
     const std::lock_guard lock(shard->mutex);
@@ -145,6 +149,7 @@ std::uint64_t Table::waiting() const {
 }
 
 std::uint64_t Table::bytes() const {
+  const Visit visit(visitors_);
   std::uint64_t all = sizeof *this + kShards * sizeof(Shard) + pages_.bytes() + trails_.bytes();
   for (const auto& shard : shards_) {
     const std::lock_guard lock(shard->mutex);
@@ -159,6 +164,7 @@ void Table::end_day(float decay) {
   if (!(decay >= 0 && decay <= 1)) {
     throw std::invalid_argument("decay is " + std::to_string(decay) + ": it must be from 0 to 1");
   }
+  const Visit visit(visitors_);
   for (const auto& shard : shards_) {
     for (std::uint32_t row = 0, reached = 1; row < reached;) {
       const std::lock_guard lock(shard->mutex);
@@ -172,6 +178,7 @@ std::uint64_t Table::shrink(float score_below, std::uint32_t unseen_days, float 
   if (unseen_days > 254) {
     throw std::invalid_argument("unseen_days is " + std::to_string(unseen_days) + ": days are counted up to 254");
   }
+  const Visit visit(visitors_);
   std::uint64_t removed = 0;
   for (const auto& shard : shards_) {
     for (std::uint32_t row = 0, reached = 1; row < reached;) {
@@ -186,6 +193,7 @@ std::uint64_t Table::shrink(float score_below, std::uint32_t unseen_days, float 
 std::uint64_t Table::scan(std::uint64_t cursor, std::size_t room, std::int64_t* ids, float* values, float* state,
                           float* counters, std::size_t* found) const {
   if (room == 0) throw std::invalid_argument("room is 0: a scan needs room for a row at least");
+  const Visit visit(visitors_);
   const std::size_t dim = config_.dim, floats = state_floats(config_.rule.kind, dim);
   std::size_t count = 0;
   for (std::size_t number = cursor >> 32; number < kShards; ++number, cursor = std::uint64_t{number} << 32) {

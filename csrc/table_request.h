@@ -40,7 +40,7 @@ struct Trail {
   static constexpr std::size_t kBytes = sizeof(RowHead*);  // of an id
 
   std::size_t count;
-  std::int64_t first_id = 0, last_id = 0;
+  std::uint64_t digest = 0;          // of the ids and their order
   std::unique_ptr<RowHead*[]> rows;  // of all ids, in their order; null for those without a row
 };
 

@@ -26,7 +26,8 @@ class Trails {
 
   // Keeps the trail of a pull of these ids. The oldest ones are given up for it: all have `most_ids` ids at most.
   void keep(Trail trail, const std::int64_t* ids, std::size_t most_ids);
-  // That of the last pull of these ids, as far as their number and ends tell.
+  // That of the last pull of these ids, in this order. Only then is each row in the shard of its id, which is locked
+  // when the row is looked at.
   std::optional<Trail> take(const std::int64_t* ids, std::size_t count);
 
   std::size_t bytes() const;
