@@ -289,8 +289,7 @@ class Fleet:
         named, models = roles(parts), self._named_models(parts)
         self._tables.refuse_saving([part for part in parts if isinstance(part, nn.Module)])
         self._training.synchronise()
-        number = self.steps if step is None else step
-        alike = self.strategy.sync == "step"
+        number, alike = self.steps if step is None else step, self.strategy.sync == "step"
         held = self._checkpoints.save(path, named, models, step=number, wait=wait, keep=keep, alike=alike)
         self._log.emit("save", path=str(path), step=int(number), parts=held, wait=wait)
 
@@ -319,6 +318,7 @@ class Fleet:
         named = roles(parts)
         if missing_ok and not self._checkpoints.are_at(path):
             return False
+        self._training.synchronise()
         step = self._checkpoints.load(path, named, self._named_models(parts))
         if step is not None:
             self._steps.go_on_from(step)

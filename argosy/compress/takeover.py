@@ -144,22 +144,28 @@ class TakenOver:
         self._aside.clear()
 
 
-@torch.no_grad()
 def return_momenta(
     parameters: Mapping[str, nn.Parameter], optimizers: Iterable[Optimizer], momenta: Mapping[str, Tensor]
-) -> None:
-    """The other way: let SGD go on with the momentum that a run with DGC has built up, in a job that has none."""
+) -> set[str]:
+    """The other way: let SGD go on with the momentum that a run with DGC has built up; whose it has taken.
+
+    It is loaded, as from a checkpoint: states may be divided among workers.
+    """
+    names, taken = {id(parameter): name for name, parameter in parameters.items()}, set()
     for optimizer in optimizers:
         if type(optimizer) is not torch.optim.SGD:
             continue
-        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-        for name, momentum in momenta.items():
-            parameter = parameters.get(name)
-            group = groups.get(id(parameter))
-            if parameter is None or group is None or not group["momentum"] or momentum.numel() != parameter.numel():
+        state = optimizer.state_dict()
+        held = [(parameter, group) for group in optimizer.param_groups for parameter in group["params"]]
+        for number, (parameter, group) in enumerate(held):
+            momentum = momenta.get(names.get(id(parameter), ""))
+            if momentum is None or not group["momentum"] or momentum.numel() != parameter.numel():
                 continue
-            buffer = momentum.to(parameter.device, parameter.dtype).view(parameter.shape).clone()
-            optimizer.state[parameter]["momentum_buffer"] = buffer / group["momentum"] if group["nesterov"] else buffer
+            buffer = momentum.view(parameter.shape) / (group["momentum"] if group["nesterov"] else 1)
+            state["state"].setdefault(number, {})["momentum_buffer"] = buffer
+            taken.add(names[id(parameter)])
+        optimizer.load_state_dict(state)
+    return taken
 
 
 def check_optimizer(optimizer: Optimizer) -> None:

@@ -136,7 +136,10 @@ class Nesterov(Outer):
             self._codec.load_state_dict({}, cast(EngineGroup, group))
 
     def meet(self, weight: float, moved: Sequence[bool]) -> None:
-        """One outer step. A parameter that no worker has moved stays, whatever its momentum: it may be frozen."""
+        """One outer step. A parameter that no worker has moved stays, whatever its momentum: it may be frozen.
+
+        What a codec still owed of it is lost then.
+        """
         stay = {name for name, differs in zip(self._names, moved, strict=True) if not differs}
         for block in self._blocks:
             block.measure(weight)

@@ -282,8 +282,10 @@ class Training:
         """What a checkpoint keeps of all this; empty if nothing was chosen. All workers call it and get the same."""
         group = cast(EngineGroup, self._group)
         self._rescale_codecs(1 / self._precision.factor)  # whoever loads it may have another scale, or none
-        codecs = [{"name": self._config.compress, "kept": codec.state_dict(group)} for codec in self._codecs]
-        self._rescale_codecs(self._precision.factor)
+        try:
+            codecs = [{"name": self._config.compress, "kept": codec.state_dict(group)} for codec in self._codecs]
+        finally:
+            self._rescale_codecs(self._precision.factor)
         states = {
             "precision": self._precision.state_dict(),
             "local": [replicas.state_dict(group) for replicas in self._local],
@@ -328,7 +330,7 @@ class Training:
 
     def _load_codecs(self, states: list[dict[str, Any]], group: EngineGroup) -> None:
         """What a codec has kept belongs to the parameters that it was kept for: without a state it keeps nothing."""
-        models = [parallel.model for parallel in self._parallel]
+        models = [each.model for each in (*self._parallel, *self._local)]
         for codec, kept, model in itertools.zip_longest(self._codecs, states, models):
             by = kept["name"] if kept is not None else "none"
             takes = codec is not None and kept is not None and can_take(self._config.part(CompressConfig), by)
@@ -336,13 +338,12 @@ class Training:
                 codec.load_state_dict(kept["kept"] if takes else {}, group)
             if by != "none" and not takes:
                 assert kept is not None
-                if by.startswith("dgc") and model is not None:
-                    momenta = {**kept["kept"].get("velocity", {}), **kept["kept"].get("whole", {})}
-                    return_momenta(dict(model.named_parameters()), self._optimizers, momenta)
+                momenta = {**kept["kept"].get("velocity", {}), **kept["kept"].get("whole", {})}
+                parameters = dict(model.named_parameters()) if model is not None else {}
+                goes_on = return_momenta(parameters, self._optimizers, momenta) if momenta else set()
                 mine = f"compress={self._config.compress}" if codec is not None else "a job that compresses nothing"
-                warnings.warn(
-                    f"the checkpoint is of compress={by}: {mine} leaves out what it has held back", stacklevel=4
-                )
+                lost = "the momentum that it has kept too" if momenta.keys() - goes_on else "what it has held back"
+                warnings.warn(f"the checkpoint is of compress={by}: {mine} leaves out {lost}", stacklevel=4)
 
     def _told_round(self, done: Round) -> None:
         self._tell("round", **asdict(done))

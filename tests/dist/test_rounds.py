@@ -35,6 +35,14 @@ def test_a_frozen_layer_stays_whatever_the_outer_momentum(told: list[dict[str, A
             assert second > 0
 
 
+def test_momentum_goes_on_without_dgc_also_where_states_are_divided(told: list[dict[str, Any]]) -> None:
+    """Without a gradient a step moves a parameter by its momentum alone; and what was loaded can be saved."""
+    for rank in told:
+        whole, divided = rank["momentum"]
+        assert whole > 0.001
+        assert divided == pytest.approx(whole, rel=1e-5)
+
+
 def test_a_gradient_that_is_not_finite_on_one_worker_is_skipped_by_all(told: list[dict[str, Any]]) -> None:
     """The scale of the loss is halved, kept in the checkpoint, and halved again by the job that goes on from it."""
     assert told[0]["overflow"] == told[1]["overflow"]
@@ -47,4 +55,4 @@ def test_a_gradient_that_is_not_finite_on_one_worker_is_skipped_by_all(told: lis
 def test_shares_follow_the_speed_of_workers_that_meet_within_a_step_too(told: list[dict[str, Any]]) -> None:
     for fast, slow in zip(told[0]["shares"], told[1]["shares"], strict=True):
         assert fast + slow == 64
-        assert 2 < fast / slow < 4.5
+        assert 1.5 < fast / slow < 6

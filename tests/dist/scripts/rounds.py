@@ -74,6 +74,25 @@ def shares(strategy, asks):
         return len(x), fleet.rank
 
 
+def momentum(folder, strategy):
+    """How far a step without a gradient takes a weight; the first job has trained with dgc before."""
+    with argosy.init(strategy) as fleet:
+        torch.manual_seed(0)
+        model = nn.Linear(200, 100)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+        model, optimizer = fleet.distribute(model, optimizer)
+        trains = strategy.startswith("compress")
+        if not trains:
+            fleet.load(folder / "moving", model, optimizer)
+        before = model.weight.detach().clone()
+        for _ in range(3 if trains else 1):
+            optimizer.zero_grad()
+            (model(torch.ones(2, 200)).mean() * (1.0 if trains else 0.0)).backward()
+            optimizer.step()
+        fleet.save(folder / ("moving" if trains else "moved"), model, optimizer)
+        return float((model.weight - before).norm())
+
+
 def overflow(folder, loads):
     """Three steps in fp16, of which one worker alone has a gradient in the second that is not finite."""
     with argosy.init("precision=fp16") as fleet:
@@ -98,6 +117,8 @@ def main():
         "loaded": [loaded(folder, sync, both) for sync in ("sync=diloco:2", "sync=local:2") for both in (True, False)],
         "frozen": [frozen(sync) for sync in ("sync=diloco:2", "sync=diloco:2:int4", "sync=local:2")],
     }
+    momentum(folder, "compress=dgc dgc_warmup_epochs=0")
+    told["momentum"] = [momentum(folder, strategy) for strategy in ("", "shard_stage=1")]
     told["overflow"] = [overflow(folder, loads) for loads in (False, True)]
     told["shares"] = []
     for more, asks in (("", False), ("", True), (" sync_batchnorm=true", False)):
