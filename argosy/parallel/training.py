@@ -330,7 +330,7 @@ class Training:
 
     def _load_codecs(self, states: list[dict[str, Any]], group: EngineGroup) -> None:
         """What a codec has kept belongs to the parameters that it was kept for: without a state it keeps nothing."""
-        models = [each.model for each in (*self._parallel, *self._local)]
+        models = [parallel.model for parallel in self._parallel] + [replicas.model for replicas in self._local]
         for codec, kept, model in itertools.zip_longest(self._codecs, states, models):
             by = kept["name"] if kept is not None else "none"
             takes = codec is not None and kept is not None and can_take(self._config.part(CompressConfig), by)
