@@ -2,7 +2,7 @@
 
 Parameters, gradients and the optimizer's state are fp32 in all three; the model computes in the type that was chosen
 (`autocast.py`). fp16 also scales its loss (`loss_scale.py`), which the script's own `loss.backward()` cannot do. So
-there the model refuses to be trained outside of a whole step, which is `fleet.step`.
+there the model refuses to be trained outside of a whole step, which is `fleet.step`, and so does its optimizer.
 
     with precision.whole_step():
         loss = loss_fn(model(x), y)
@@ -20,6 +20,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from argosy.optim.autocast import Autocast, autocast_forward
 from argosy.optim.config import OptimConfig
@@ -54,6 +55,16 @@ class Precision:
             return None
         guard = functools.partial(self._refuse_outside, model) if self.scaler is not None else None
         return autocast_forward(model, self._dtype, guard)
+
+    def guard(self, optimizer: Optimizer) -> RemovableHandle | None:
+        """Refuse steps with gradients of a loss that was not scaled; the handle undoes it. None where none is scaled.
+
+        A model that computes without dropout (`model.eval()`) may be called, and its gradients asked for: by whoever
+        looks at what it has learnt. Trained it is by what steps.
+        """
+        if self.scaler is None:
+            return None
+        return optimizer.register_step_pre_hook(lambda *_: self._refuse_unscaled(optimizer))
 
     @contextmanager
     def whole_step(self) -> Iterator[None]:
@@ -102,6 +113,13 @@ class Precision:
         """Go on with an earlier run's scale; one that had another precision has none."""
         if self.scaler is not None and state:
             self.scaler.load_state_dict(state)
+
+    def _refuse_unscaled(self, optimizer: Optimizer) -> None:
+        if not self._inside and takes_step(optimizer):
+            raise RuntimeError(
+                "precision=fp16 scales the loss, and this step has gradients of one that was not scaled: train with "
+                "fleet.step(x, y, loss_fn), also after model.eval(); precision=bf16 needs none of this"
+            )
 
     def _refuse_outside(self, model: nn.Module) -> None:
         if not self._inside and model.training and torch.is_grad_enabled():

@@ -128,6 +128,8 @@ class Training:
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Let what acts on an optimizer's steps act on this one's. Its models have been added before."""
         self._optimizers.append(optimizer)
+        if guard := self._precision.guard(optimizer):
+            self._leaving.callback(guard.remove)
         self._layout.follow(optimizer)
         self._attach_stages(optimizer)
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

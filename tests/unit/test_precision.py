@@ -233,10 +233,33 @@ def test_training_in_fp16_outside_of_a_whole_step_is_refused() -> None:
     model(torch.ones(2, 4))
 
 
+def test_a_step_with_gradients_of_an_unscaled_loss_is_refused() -> None:
+    model = Probe().eval()
+    how = Precision(OptimConfig(precision="fp16"))
+    how.attach(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    guard = how.guard(optimizer)
+    assert guard is not None
+    before = model.layer.weight.detach().clone()
+    optimizer.step()  # without a gradient there is nothing to refuse
+    model(torch.ones(2, 4)).sum().backward()
+    with pytest.raises(RuntimeError, match=r"fleet\.step.*model\.eval\(\)"):
+        optimizer.step()
+    assert torch.equal(model.layer.weight, before)
+    with how.whole_step():
+        optimizer.zero_grad()
+        how.backward(model(torch.ones(2, 4)).mean() / 10)
+        assert how.step(optimizer)
+    assert not torch.equal(model.layer.weight, before)
+    guard.remove()
+    optimizer.step()
+
+
 def test_fp32_leaves_everything_alone() -> None:
     model = Probe()
     how = Precision(OptimConfig())
     assert how.attach(model) is None
+    assert how.guard(torch.optim.SGD(model.parameters())) is None
     how.backward(model(torch.ones(2, 4)).mean())
     assert how.step(torch.optim.SGD(model.parameters(), lr=0.1))
     assert model.inside == torch.float32
