@@ -119,7 +119,9 @@ class PlainProgress(Progress):
         if event is not None:
             self._last = self._clock()
             where = f"epoch {event['epoch'] + 1} step {event['batch'] + 1}/{event['batches']}"
-            print(f"{where}  {self.describe(event)}", file=self._stream, flush=True)
+            # In one piece: print writes the line's end by itself, and stdout may go to the same file.
+            self._stream.write(f"{where}  {self.describe(event)}\n")
+            self._stream.flush()
 
 
 def progress_on(stream: TextIO) -> Progress:
