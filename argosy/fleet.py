@@ -287,7 +287,7 @@ class Fleet:
         True
         """
         named, models = roles(parts), self._named_models(parts)
-        self._tables.refuse_saving([part for part in parts if isinstance(part, nn.Module)])
+        self._tables.before_saving(parts)
         self._training.synchronise()
         number, alike = self.steps if step is None else step, self.strategy.sync == "step"
         held = self._checkpoints.save(path, named, models, step=number, wait=wait, keep=keep, alike=alike)
@@ -320,6 +320,7 @@ class Fleet:
             return False
         self._training.synchronise()
         step = self._checkpoints.load(path, named, self._named_models(parts))
+        self._tables.after_loading()
         if step is not None:
             self._steps.go_on_from(step)
         self._log.emit("load", path=str(path), step=step, parts=list(named))

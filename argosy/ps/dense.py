@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from argosy.comm.group import Group
 from argosy.ps.dense_rule import ADD, bears_nothing, dense_rule, settings
@@ -58,7 +58,25 @@ class ServedParameters:
                 flat.check_finite()
             self._store.push_vector(number, gradients, float(group["lr"]), pulled)
 
+    def load(self, group: Group) -> None:
+        """Let the servers have what the first worker's parameters are now. All workers call it."""
+        self._store.settle()
+        group.barrier()
+        for number, flat in enumerate(self._flats):
+            if group.rank == 0:
+                self._store.set_vector(number, flat.values())
+                self._store.settle()
+        group.barrier()
+        self.look()
+
+    @property
+    def remembers(self) -> bool:
+        """Whether servers keep more than the parameters: moments, say."""
+        return type(self._optimizer) is not SGD or any(group["momentum"] for group in self._optimizer.param_groups)
+
     def _check_unchanged(self) -> None:
+        for flat in self._flats:
+            flat.check_unchanged()
         groups = self._optimizer.param_groups
         if len(groups) != len(self._settings):
             raise RuntimeError(
@@ -129,9 +147,20 @@ class _Flat:
         self._parameters, self._names = parameters, names
         self.numbers = sum(parameter.numel() for parameter in parameters)
         self._gradients = torch.zeros(self.numbers)
+        self._versions = [parameter._version for parameter in parameters]  # when they were the servers'
 
     def values(self) -> Tensor:
         return torch.cat([torch.empty(0), *(parameter.detach().reshape(-1) for parameter in self._parameters)])
+
+    def check_unchanged(self) -> None:
+        """Refuse to go on with parameters that were written to: the servers, who have not seen it, would undo it."""
+        for parameter, version in zip(self._parameters, self._versions, strict=True):
+            if parameter._version != version:
+                raise RuntimeError(
+                    f"{_name(parameter, self._names)} was changed by other means than the optimizer, and servers hold "
+                    f"it: load checkpoints with fleet.load, or load, clamp and the like before distribute(), or use "
+                    f"dense=allreduce"
+                )
 
     def check_gradients(self, group: int) -> None:
         """Refuse a parameter without a gradient, where servers would not leave it as torch does."""
@@ -172,6 +201,7 @@ class _Flat:
             for parameter in self._parameters:
                 parameter.copy_(values[begin : begin + parameter.numel()].view(parameter.shape))
                 begin += parameter.numel()
+        self._versions = [parameter._version for parameter in self._parameters]
 
 
 def _name(parameter: nn.Parameter, names: Mapping[nn.Parameter, str]) -> str:

@@ -38,7 +38,7 @@ class Lookup:
     ids: Tensor  # int64
     places: Tensor  # int32
     shows: Tensor  # int32
-    shape: tuple[int, ...]  # of what was looked up
+    given: Tensor  # a copy of what was looked up
     bags: Bags | None = None
 
     @classmethod
@@ -48,13 +48,11 @@ class Lookup:
         >>> Lookup.of(torch.tensor([5, -3, 5])).ids.tolist()
         [5, -3]
         """
-        if ids.is_inference():  # such a tensor does not tell whether it was changed since
-            return cls._of(ids, bags)
-        for known, version, lookup in _recent:
-            if known() is ids and version == ids._version:
+        for known, lookup in _recent:
+            if known() is ids and lookup.is_of(ids):
                 return replace(lookup, bags=bags)
         lookup = cls._of(ids, bags)
-        _recent.append((weakref.ref(ids), ids._version, lookup))
+        _recent.append((weakref.ref(ids), lookup))
         return lookup
 
     @classmethod
@@ -68,7 +66,14 @@ class Lookup:
         ctypes.memmove(distinct.data_ptr(), finder.ids_at, 8 * found)
         ctypes.memmove(places.data_ptr(), finder.places_at, 4 * count)
         ctypes.memmove(shows.data_ptr(), finder.counts_at, 4 * found)
-        return cls(distinct[:found], places, shows[:found], tuple(ids.shape), bags)
+        return cls(distinct[:found], places, shows[:found], ids.clone(), bags)
+
+    def is_of(self, ids: Tensor) -> bool:
+        """Whether these are the ids that were looked up.
+
+        By the numbers: torch does not see what NumPy, another process or `data` writes into memory that is used again.
+        """
+        return torch.equal(self.given, ids)
 
     @property
     def outputs(self) -> int:
@@ -82,7 +87,7 @@ class Lookup:
         [[1.0], [2.0], [1.0]]
         """
         dim = rows.shape[1]
-        out = torch.empty(*(self.shape if self.bags is None else (self.outputs,)), dim)
+        out = torch.empty(*(self.given.shape if self.bags is None else (self.outputs,)), dim)
         if self.bags is None:
             native_expand(rows.data_ptr(), self.places.data_ptr(), len(self.places), dim, out.data_ptr())
         else:
@@ -141,4 +146,4 @@ class _Own(threading.local):
 
 
 _own = _Own()
-_recent: deque[tuple[weakref.ref[Tensor], int, Lookup]] = deque(maxlen=4)  # this batch's and the next one's
+_recent: deque[tuple[weakref.ref[Tensor], Lookup]] = deque(maxlen=4)  # this batch's and the next one's

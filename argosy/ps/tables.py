@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -68,14 +69,25 @@ class Tables:
         if left_out := self._store.left_out:
             print(f"argosy: gradients of rows that were not finite and were left out: {left_out}", file=sys.stderr)
 
-    def refuse_saving(self, models: list[nn.Module]) -> None:
-        """Rows are not in checkpoints: say so, lest somebody relies on it."""
-        for model in models:
+    def before_saving(self, parts: Sequence[Any]) -> None:
+        """Rows are not in checkpoints, and neither is what servers remember: say so, lest somebody relies on it."""
+        if self._optimizer in parts and self._dense is not None and self._dense.remembers:
+            warnings.warn(
+                f"servers have the state of {type(self._optimizer).__name__} (dense=server), and checkpoints do not "
+                f"hold it: whoever loads this one begins with a new state; dense=allreduce keeps it on the workers",
+                stacklevel=3,
+            )
+        for model in (part for part in parts if isinstance(part, nn.Module)):
             for place, _ in embeddings(model):
                 raise NotImplementedError(
                     f"the rows of {place!r} are in a table, and checkpoints do not hold tables yet: save other models, "
                     f"or parts of this one"
                 )
+
+    def after_loading(self) -> None:
+        """Hand parameters that were loaded to the servers, if these have them. All workers call it."""
+        if self._dense is not None:
+            self._dense.load(self._group)
 
     def add_model(self, model: nn.Module) -> None:
         """Let the rows of a model's embeddings live in the job's store; give all workers the same dense parameters."""

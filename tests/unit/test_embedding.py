@@ -6,6 +6,7 @@ import copy
 import tempfile
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -329,3 +330,16 @@ def test_gradients_that_are_not_finite_may_be_left_out_and_are_told_of(capfd: py
             steps.step()
         assert float(net.row(torch.tensor([0])).detach()) == -3
     assert "were left out: 1" in capfd.readouterr().err
+
+
+def test_ids_in_memory_that_is_used_again_are_looked_up_anew() -> None:
+    buffer = np.array([1, 2])
+    ids = torch.from_numpy(buffer)
+    table = argosy.Embedding(1, initializer="zeros", optimizer=SGD(lr=1.0))
+    table(ids).sum().backward()
+    table.step()
+    assert table(ids).flatten().tolist() == [-1.0, -1.0]
+    buffer[:] = [7, 2]  # as loaders with buffers of their own do: torch does not see it
+    assert table(ids).flatten().tolist() == [0.0, -1.0]
+    ids.data.copy_(torch.tensor([2, 9]))
+    assert table(ids).flatten().tolist() == [-1.0, 0.0]

@@ -27,7 +27,10 @@ class Vectors:
     def set_vector(self, number: int, values: Tensor) -> None:
         self.values[number] = values
 
-    def pull_vector(self, number: int, numbers: int) -> Tensor:
+    def settle(self) -> None:
+        pass
+
+    def pull_vector(self, number: int, numbers: int, *, in_step: bool = True) -> Tensor:
         return self.values[number]
 
     def push_vector(self, number: int, gradient: Tensor, lr_factor: float, pulled: Tensor | None) -> None:
@@ -66,6 +69,20 @@ def test_a_group_that_changes_is_refused() -> None:
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
     with pytest.raises(RuntimeError, match="had 1 groups of parameters when it was distributed, and has 2"):
         dense.push()
+
+
+def test_parameters_that_the_script_changes_are_refused_and_loaded_ones_go_to_the_servers() -> None:
+    parameters, _, dense, vectors = served()
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    with torch.no_grad():
+        parameters[1].clamp_(0.25, 0.5)
+    with pytest.raises(RuntimeError, match=r"parameter 1 was changed by other means.*fleet\.load.*dense=allreduce"):
+        dense.push()
+    dense.load(SoloGroup())
+    assert vectors.values[0].tolist() == [1.0, 1.0, 0.5, 0.5, 0.5]
+    dense.push()
+    assert vectors.pushed[0][0].tolist() == [1.0] * 5
 
 
 def test_a_parameter_without_a_gradient_is_refused_where_zeros_would_move_it() -> None:
