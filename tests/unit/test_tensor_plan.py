@@ -10,6 +10,7 @@ from torch import nn
 from argosy.config import ConfigError
 from argosy.parallel.tensor.config import TensorConfig
 from argosy.parallel.tensor.plan import make_plan
+from argosy.parallel.tensor.recognise import recognise
 
 
 def plan(model: nn.Module, tensor_plan: str = "auto", size: int = 2) -> dict[str, str]:
@@ -178,3 +179,15 @@ def test_models_without_numbers_are_planned_too() -> None:
     with torch.device("meta"):
         model = models.Gpt(layers=1)
     assert plan(model) == plan(models.Gpt(layers=1))
+
+
+def test_layers_that_compute_in_their_own_way_stay_whole() -> None:
+    class Scaled(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input) * 3
+
+    plain, scaled = (nn.Sequential(kind(8, 32), nn.ReLU(), kind(32, 8)) for kind in (nn.Linear, Scaled))
+    normed = nn.Sequential(*(nn.utils.parametrizations.weight_norm(nn.Linear(*sizes)) for sizes in ((8, 32), (32, 8))))
+    assert sorted(map(str, recognise(plain, 2).styles.values())) == ["column", "row"]
+    assert not recognise(scaled, 2).styles
+    assert not recognise(normed, 2).styles

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from torch import nn
 from torch.nn.modules import activation
 
-from argosy.parallel.tensor.styles import Style
+from argosy.parallel.tensor.styles import Style, computes_as
 
 _FUSED = ("qkv", "c_attn", "in_proj", "qkv_proj", "wqkv", "query_key_value", "to_qkv", "attn_qkv")
 _QUERY = ("q", "q_proj", "query", "wq", "w_q", "to_q", "q_lin", "q_linear", "query_proj")
@@ -45,7 +45,7 @@ def recognise(model: nn.Module, size: int) -> Found:
     """Everything in a model that can be divided, among so many ranks where that is a guess."""
     found = Found()
     for name, module in model.named_modules():
-        if isinstance(module, nn.MultiheadAttention):
+        if computes_as(module, nn.MultiheadAttention):
             if module._qkv_same_embed_dim and module.bias_k is None and not module.add_zero_attn:
                 found.styles[name] = HEADS
         elif not any(part in found.styles for part in _ancestors(name)):
@@ -67,11 +67,11 @@ def _linears(name: str, module: nn.Module, found: Found) -> dict[str, _Named]:
     linears = {}
     for child, part in module.named_children():
         path = f"{name}.{child}" if name else child
-        if isinstance(part, nn.Sequential) and len(part) and isinstance(part[0], nn.Linear):
-            if sum(isinstance(each, nn.Linear) for each in part) > 1:
+        if isinstance(part, nn.Sequential) and len(part) and computes_as(part[0], nn.Linear):
+            if sum(computes_as(each, nn.Linear) for each in part) > 1:
                 continue
             path, part = f"{path}.0", part[0]
-        if isinstance(part, nn.Linear) and path not in found.styles:
+        if computes_as(part, nn.Linear) and path not in found.styles:
             linears[child.lower()] = (path, part)
     return linears
 
@@ -139,7 +139,7 @@ def _sequence(name: str, module: nn.Module, found: Found) -> None:
     first: _Named | None = None
     for child, part in module.named_children():
         path = f"{name}.{child}" if name else child
-        if isinstance(part, nn.Linear) and path not in found.styles:
+        if computes_as(part, nn.Linear) and path not in found.styles:
             if first is not None and first[1].out_features == part.in_features:
                 found.styles[first[0]], found.styles[path] = COLUMN, ROW
                 first = None
@@ -195,7 +195,7 @@ def _vocabularies(model: nn.Module, found: Found) -> None:
     modules = list(model.named_modules())
     for name, table in modules:
         if (
-            not isinstance(table, nn.Embedding)
+            not computes_as(table, nn.Embedding)
             or table.max_norm is not None
             or table.sparse
             or table.scale_grad_by_freq
@@ -205,7 +205,7 @@ def _vocabularies(model: nn.Module, found: Found) -> None:
         heads = [
             path
             for path, each in modules
-            if isinstance(each, nn.Linear) and _shape(each) == (table.embedding_dim, rows) and path not in found.styles
+            if computes_as(each, nn.Linear) and _shape(each) == (table.embedding_dim, rows) and path not in found.styles
         ]
         named = name.rpartition(".")[2].lower().startswith(_POSITIONS)
         if named or not (heads or rows >= _LARGE_ROWS):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeGuard, TypeVar
 
 from torch import nn
 from torch.distributed.tensor import Placement, Replicate, Shard
@@ -10,12 +11,28 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from argosy.config import ConfigError
 
+Kind = TypeVar("Kind", bound=nn.Module)
 _KINDS: dict[str, type[nn.Module]] = {
     "column": nn.Linear,
     "row": nn.Linear,
     "vocab": nn.Embedding,
     "heads": nn.MultiheadAttention,
 }
+
+
+def computes_as(module: nn.Module, kind: type[Kind]) -> TypeGuard[Kind]:
+    """Whether a module is of a kind of torch's and computes as that does, from parameters of its own.
+
+    What is divided computes in our way, so a subclass with a `forward` of its own, or a weight that is computed from
+    others (weight_norm, say), stays whole.
+
+    >>> normed = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+    >>> [computes_as(each, nn.Linear) for each in (nn.Linear(2, 2), normed)]
+    [True, False]
+    """
+    if not isinstance(module, kind) or type(module).forward is not kind.forward or "forward" in vars(module):
+        return False
+    return isinstance(module, nn.MultiheadAttention) or "weight" in module._parameters
 
 
 @dataclass(frozen=True)
@@ -38,8 +55,8 @@ class Style:
         return self.kind if self.parts == 1 else f"{self.kind}{self.parts}"
 
     def fits(self, module: nn.Module) -> bool:
-        """Whether a module is of the kind that the style divides."""
-        return self.kind == "replicate" or isinstance(module, _KINDS[self.kind])
+        """Whether a module is of the kind that the style divides, with torch's own forward."""
+        return self.kind == "replicate" or computes_as(module, _KINDS[self.kind])
 
     @property
     def takes(self) -> str:
