@@ -32,7 +32,9 @@ def computes_as(module: nn.Module, kind: type[Kind]) -> TypeGuard[Kind]:
     """
     if not isinstance(module, kind) or type(module).forward is not kind.forward or "forward" in vars(module):
         return False
-    return isinstance(module, nn.MultiheadAttention) or "weight" in module._parameters
+    if isinstance(module, nn.MultiheadAttention):
+        return "in_proj_weight" in module._parameters and computes_as(module.out_proj, nn.Linear)
+    return "weight" in module._parameters
 
 
 @dataclass(frozen=True)
