@@ -320,7 +320,7 @@ class Fleet:
             return False
         self._training.synchronise()
         step = self._checkpoints.load(path, named, self._named_models(parts))
-        self._tables.after_loading()
+        self._tables.after_loading(parts)
         if step is not None:
             self._steps.go_on_from(step)
         self._log.emit("load", path=str(path), step=step, parts=list(named))

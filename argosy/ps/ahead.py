@@ -60,22 +60,21 @@ class Ahead:
 
     def __init__(self) -> None:
         self.used: tuple[Tensor, Tensor | None] | None = None  # ids and offsets of the last call
-        self._asked: list[tuple[Tensor, Tensor | None, Tensor | None, Lookup, Any]] = []
+        self._asked: list[tuple[Tensor, Tensor | None, Lookup, Any]] = []
 
     def put(self, ids: Tensor, offsets: Tensor | None, lookup: Lookup, started: Any) -> list[Any]:
         """Rows are under way. Returns what was asked for earlier, and nobody has taken: whoever started it ends it."""
         forgotten = [asked[-1] for asked in self._asked[:-1]]
         del self._asked[:-1]
-        self._asked.append((ids, offsets, None if offsets is None else offsets.clone(), lookup, started))
+        self._asked.append((ids, offsets, lookup, started))
         return forgotten
 
     def take(self, ids: Tensor, offsets: Tensor | None) -> tuple[Lookup, Any] | None:
         """What was asked for these very tensors, if it was."""
         self.used = ids, offsets
-        for place, (asked_ids, asked_offsets, began, lookup, started) in enumerate(self._asked):
+        for place, (asked_ids, asked_offsets, lookup, started) in enumerate(self._asked):
             same = _same(asked_ids, ids) and _both_same(asked_offsets, offsets)
-            # Nobody has written to them since.
-            if same and lookup.is_of(ids) and (offsets is None or began is None or torch.equal(offsets, began)):
+            if same and lookup.is_of(ids, offsets):  # nobody has written to them since
                 del self._asked[place]
                 return lookup, started
         return None

@@ -11,7 +11,7 @@ Under `geo` the worker steps by itself, and what is pushed every k steps is the 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import torch
@@ -58,14 +58,17 @@ class ServedParameters:
                 flat.check_finite()
             self._store.push_vector(number, gradients, float(group["lr"]), pulled)
 
+    def has(self, parameters: Set[nn.Parameter]) -> bool:
+        """Whether any of these is on the servers."""
+        return any(parameter in parameters for flat in self._flats for parameter in flat.parameters)
+
     def load(self, group: Group) -> None:
-        """Let the servers have what the first worker's parameters are now. All workers call it."""
+        """Let the servers have what the first worker's parameters are now, and a new state. All workers call it."""
         self._store.settle()
         group.barrier()
-        for number, flat in enumerate(self._flats):
-            if group.rank == 0:
+        if group.rank == 0:
+            for number, flat in enumerate(self._flats):
                 self._store.set_vector(number, flat.values())
-                self._store.settle()
         group.barrier()
         self.look()
 
@@ -144,17 +147,17 @@ class _Flat:
                     f"{_name(parameter, names)} is {parameter.dtype} on {parameter.device}: servers keep float32 of "
                     f"CPUs; use model.float().cpu(), or dense=allreduce"
                 )
-        self._parameters, self._names = parameters, names
+        self.parameters, self._names = parameters, names
         self.numbers = sum(parameter.numel() for parameter in parameters)
         self._gradients = torch.zeros(self.numbers)
         self._versions = [parameter._version for parameter in parameters]  # when they were the servers'
 
     def values(self) -> Tensor:
-        return torch.cat([torch.empty(0), *(parameter.detach().reshape(-1) for parameter in self._parameters)])
+        return torch.cat([torch.empty(0), *(parameter.detach().reshape(-1) for parameter in self.parameters)])
 
     def check_unchanged(self) -> None:
         """Refuse to go on with parameters that were written to: the servers, who have not seen it, would undo it."""
-        for parameter, version in zip(self._parameters, self._versions, strict=True):
+        for parameter, version in zip(self.parameters, self._versions, strict=True):
             if parameter._version != version:
                 raise RuntimeError(
                     f"{_name(parameter, self._names)} was changed by other means than the optimizer, and servers hold "
@@ -164,7 +167,7 @@ class _Flat:
 
     def check_gradients(self, group: int) -> None:
         """Refuse a parameter without a gradient, where servers would not leave it as torch does."""
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             if parameter.grad is None:
                 raise RuntimeError(
                     f"{_name(parameter, self._names)}, in group {group}, has no gradient in this step: an optimizer "
@@ -176,7 +179,7 @@ class _Flat:
     def take_gradients(self) -> Tensor:
         """The gradients; zeros where there are none. Parameters have none afterwards."""
         begin = 0
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             part = self._gradients[begin : begin + parameter.numel()].view(parameter.shape)
             gradient, parameter.grad = parameter.grad, None
             part.zero_() if gradient is None else part.copy_(gradient.to_dense())
@@ -187,8 +190,8 @@ class _Flat:
         """Refuse to hand over what would spoil the parameters of all workers."""
         if math.isfinite(float(self._gradients.sum())):
             return
-        parts = self._gradients.split([parameter.numel() for parameter in self._parameters])
-        for parameter, part in zip(self._parameters, parts, strict=True):
+        parts = self._gradients.split([parameter.numel() for parameter in self.parameters])
+        for parameter, part in zip(self.parameters, parts, strict=True):
             if not bool(part.isfinite().all()):
                 raise FloatingPointError(
                     f"the gradient of {_name(parameter, self._names)} is not finite: this step is not made; "
@@ -198,10 +201,10 @@ class _Flat:
     def put(self, values: Tensor) -> None:
         begin = 0
         with torch.no_grad():
-            for parameter in self._parameters:
+            for parameter in self.parameters:
                 parameter.copy_(values[begin : begin + parameter.numel()].view(parameter.shape))
                 begin += parameter.numel()
-        self._versions = [parameter._version for parameter in self._parameters]
+        self._versions = [parameter._version for parameter in self.parameters]
 
 
 def _name(parameter: nn.Parameter, names: Mapping[nn.Parameter, str]) -> str:

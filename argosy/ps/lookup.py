@@ -68,11 +68,13 @@ class Lookup:
         ctypes.memmove(shows.data_ptr(), finder.counts_at, 4 * found)
         return cls(distinct[:found], places, shows[:found], ids.clone(), bags)
 
-    def is_of(self, ids: Tensor) -> bool:
-        """Whether these are the ids that were looked up.
+    def is_of(self, ids: Tensor, offsets: Tensor | None = None) -> bool:
+        """Whether these are the ids that were looked up and, if they are given, the offsets of their bags.
 
         By the numbers: torch does not see what NumPy, another process or `data` writes into memory that is used again.
         """
+        if offsets is not None and (self.bags is None or not torch.equal(self.bags.offsets[:-1], offsets)):
+            return False
         return torch.equal(self.given, ids)
 
     @property

@@ -84,9 +84,11 @@ class Tables:
                     f"or parts of this one"
                 )
 
-    def after_loading(self) -> None:
+    def after_loading(self, parts: Sequence[Any]) -> None:
         """Hand parameters that were loaded to the servers, if these have them. All workers call it."""
-        if self._dense is not None:
+        models = (part for part in parts if isinstance(part, nn.Module))
+        loaded = {parameter for model in models for parameter in model.parameters()}
+        if self._dense is not None and self._dense.has(loaded):
             self._dense.load(self._group)
 
     def add_model(self, model: nn.Module) -> None:
