@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -123,6 +124,7 @@ def on_two(place: Place) -> dict[str, Any]:
         told["named"] = named_split(mesh)
         told["masked"] = arguments_and_accumulation(mesh)
         told["batch norm"] = batch_norm(mesh)
+        views(mesh)
         told["few"] = fewer_samples_than_micro_batches(mesh)
         told["refused"] = refusal(mesh)
         told["bubbles"] = {schedule: idle(mesh, schedule) for schedule in ("1f1b", "zero-bubble")}
@@ -214,6 +216,20 @@ def batch_norm(mesh: DeviceMesh) -> None:
             if name not in pipeline.names():
                 pipelined.get_buffer(name).copy_(buffer)
     torch.testing.assert_close(pipeline.forward(x), model(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+def views(mesh: DeviceMesh) -> None:
+    """A stage may end with a view of what it has computed."""
+    torch.manual_seed(0)
+    layers = (nn.Linear(8, 8), nn.Unflatten(1, (2, 4)), nn.Linear(4, 4), nn.Flatten(), nn.Linear(8, 8), nn.Linear(8, 3))
+    model = nn.Sequential(*layers)
+    pipelined = copy.deepcopy(model)
+    x, y = torch.randn(8, 8), torch.randint(3, (8,))
+    F.cross_entropy(model(x), y).backward()
+    pipeline = Pipeline(pipelined, mesh, PipelineConfig(split="2,4,5", micro_batches=4, schedule="zero-bubble"), print)
+    pipeline.step(x, y, F.cross_entropy)
+    for name, parameter in pipelined.named_parameters():
+        torch.testing.assert_close(parameter.grad, model.get_parameter(name).grad, rtol=1e-4, atol=1e-6)
 
 
 def fewer_samples_than_micro_batches(mesh: DeviceMesh) -> None:

@@ -87,7 +87,7 @@ class StageModule(nn.Module):
                 with self._gate.open(run):
                     output = self._whole[0](*part.args, **part.kwargs)
             except Stop as stop:
-                return tuple(self._plain(tensor).contiguous() for tensor in stop.tensors)
+                return tuple(_no_view(self._plain(tensor).contiguous()) for tensor in stop.tensors)
             if self._loss_fn is None:
                 return output
             loss = self._plain(self._loss_fn(output, part.y))
@@ -101,3 +101,8 @@ class StageModule(nn.Module):
         """What leaves the stage is whole: other stages know nothing of how this one's layers are divided."""
         plain: Tensor = tensor if self.divided is None else self.divided.whole(tensor)
         return plain
+
+
+def _no_view(tensor: Tensor) -> Tensor:
+    """The same numbers in memory of their own: torch detaches what a stage has sent, which views do not allow."""
+    return tensor.clone() if tensor._is_view() else tensor
