@@ -8,12 +8,12 @@ number of updates, and weight decay acts on pushed rows only. All formulas are i
 from __future__ import annotations
 
 import dataclasses
-import math
+import typing
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from argosy._native import table_config as native_config
-from argosy.config import ConfigError
+from argosy.config import ConfigError, describe, fits
 from argosy.ps.entry import Entry
 from argosy.ps.initializers import Initial
 from argosy.ps.schedule import check_schedule, factor
@@ -30,11 +30,15 @@ class RowRule:
     _kind: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            for number in value if isinstance(value, tuple) else (value,):
-                if isinstance(number, (int, float)) and not 0 <= number < math.inf:
-                    raise ConfigError(field.name, value, "it must be 0 or more, and finite")
+        for name, hint in typing.get_type_hints(type(self)).items():
+            if name.startswith("_"):
+                continue
+            value, kind = getattr(self, name), hint if hint in (bool, str) else float
+            for part in value if isinstance(value, (tuple, list)) and hint not in (float, bool, str) else (value,):
+                if not fits(part, kind):
+                    raise ConfigError(name, value, f"expected {describe(kind)}, not {value!r}")
+                if kind is float and part < 0:
+                    raise ConfigError(name, value, "it must be 0 or more")
         check_schedule(self.schedule)
 
     def kind(self) -> str:
@@ -127,7 +131,7 @@ class Adam(RowRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.betas) != 2 or max(self.betas) >= 1:
+        if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2 or max(self.betas) >= 1:
             raise ConfigError("betas", self.betas, "two numbers below 1")
 
     def numbers(self) -> dict[str, Any]:

@@ -65,15 +65,16 @@ class Staleness:
         >>> Staleness((80,), 0, (1, 0, 11)).line(Consistency("sync"))
         'ps: 12 gradients came late and were dropped (rank 0: 1, rank 2: 11)'
         """
-        broken = f"{_count(self.not_finite, 'gradient')} were not finite and were left out" if self.not_finite else None
-        told = [part for part in (self._ages(mode), broken) if part is not None]
+        were = _were(self.not_finite)
+        broken = f"{_count(self.not_finite, 'gradient')} {were} not finite and {were} left out"
+        told = [part for part in (self._ages(mode), broken if self.not_finite else None) if part is not None]
         return f"ps: {'; '.join(told)}" if told else None
 
     def _ages(self, mode: Consistency) -> str | None:
         if mode.kind == "sync":  # what is applied is never old
             by = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(self.late) if count)
             total = sum(self.late)
-            return f"{_count(total, 'gradient')} came late and were dropped ({by})" if total else None
+            return f"{_count(total, 'gradient')} came late and {_were(total)} dropped ({by})" if total else None
         if not sum(self.ages):
             return None
         more = " or more" if self.median == len(self.ages) - 1 else ""
@@ -89,3 +90,7 @@ class Staleness:
 def _count(number: int, thing: str, more: str = "") -> str:
     plural = thing if number == 1 and not more else thing + ("es" if thing.endswith("sh") else "s")
     return f"{number}{more} {plural}"
+
+
+def _were(number: int) -> str:
+    return "was" if number == 1 else "were"

@@ -43,6 +43,12 @@ def test_rules_are_frozen_and_know_their_schedule() -> None:
     [
         (lambda: SGD(-0.1), "lr"),
         (lambda: SGD(math.nan), "lr"),
+        (lambda: SGD("0.1"), "lr"),  # type: ignore[arg-type]
+        (lambda: SGD(True), "lr"),
+        (lambda: SGD(0.1, schedule=3), "schedule"),  # type: ignore[arg-type]
+        (lambda: Adagrad(0.1, rowwise=1), "rowwise"),  # type: ignore[arg-type]
+        (lambda: Adam(0.1, betas=0.9), "betas"),  # type: ignore[arg-type]
+        (lambda: Adam(0.1, betas=("0.9", "0.99")), "betas"),  # type: ignore[arg-type]
         (lambda: Momentum(0.1, momentum=-1), "momentum"),
         (lambda: Adagrad(0.1, eps=-1), "eps"),
         (lambda: RMSProp(0.1, alpha=1.5), "alpha"),

@@ -20,6 +20,7 @@ OLD = (10, 0, 30, 10, *(0,) * 60, 1)
         ("geo:50", (1, 3, 0), 1, (0, 0), "ps: what workers had learnt was 1 meeting old in the median, 1 at most"),
         ("sync", (100,), 0, (0, 0), None),
         ("sync", (100,), 0, (3, 0, 1), "ps: 4 gradients came late and were dropped (rank 0: 3, rank 2: 1)"),
+        ("sync", (100,), 0, (0, 1), "ps: 1 gradient came late and was dropped (rank 1: 1)"),
         ("async", (0, 0), 0, (0, 0), None),
     ],
 )
