@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import argosy
 from argosy.compress.sparse import SparseCodec
-from argosy.optim import LARS
+from argosy.optim import LAMB, LARS
 
 sys.path.insert(0, str(Path(__file__).parent / "contenders"))
 from models import residual_net
@@ -60,9 +61,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--optimizer", choices=["sgd", "lars", "adamw"], default="sgd")
+    parser.add_argument("--optimizer", choices=["sgd", "lars", "adamw", "lamb"], default="sgd")
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--lr-1d", type=float, default=0.1, help="of LARS, for biases and scales")
+    parser.add_argument("--schedule", choices=["cosine", "constant"], default="cosine")
     parser.add_argument("--exchange", choices=["auto", "sparse"], default="auto", help="how sparse codecs send")
     options = parser.parse_args()
     SparseCodec.exchange = options.exchange
@@ -81,21 +83,28 @@ def main() -> None:
         )
     elif options.optimizer == "adamw":
         optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=0.01)
+    elif options.optimizer == "lamb":
+        optimizer = LAMB(model.parameters(), lr=options.lr, weight_decay=0.01)
     else:
         optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9, nesterov=True, weight_decay=decay)
     loader = DataLoader(TensorDataset(x, y), batch_size=options.batch, shuffle=True)
-    steps = options.epochs * len(loader)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps)))
+    past = 0.0  # of the epochs; steps are not all alike where a batch grows
+    cosine = options.schedule == "cosine"
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda _: 0.5 * (1 + math.cos(math.pi * past / options.epochs)) if cosine else 1.0
+    )
     model, optimizer, loader = fleet.distribute(model, optimizer, loader)
     numbers = torch.Generator().manual_seed(options.seed * 1000 + fleet.rank)
-    for _ in range(options.epochs):
+    for epoch in range(options.epochs):
         model.train()
-        for batch, labels in loader:
+        steps = len(loader)
+        for step, (batch, labels) in enumerate(loader, start=1):
             fleet.step(augmented(batch, numbers), labels, nn.functional.cross_entropy)
+            past = epoch + step / steps
             schedule.step()
     model.eval()
     parts = zip(test_x.split(500), test_y.split(500), strict=True)
-    with torch.no_grad():
+    with torch.no_grad(), fleet.averaged() if fleet.strategy.average != "none" else nullcontext():
         right = sum(int((model(part).argmax(1) == labels).sum()) for part, labels in parts)
     if fleet.is_first:
         options.told.write_text(json.dumps({"accuracy": 100 * right / len(test_y)}))
