@@ -172,9 +172,12 @@ class Fleet:
         torch.Size([])
         """
         if len(self._models) != 1 or len(self._optimizers) != 1:
+            remedy = "write the step out with backward() and optimizer.step()"
+            if not self._optimizers:
+                remedy = 'give it one; where a model is tables alone, torch.optim.SGD([{"params": []}]) steps them'
             raise RuntimeError(
                 f"fleet.step trains one model with one optimizer; distribute() got {len(self._models)} models and "
-                f"{len(self._optimizers)} optimizers; write the step out with backward() and optimizer.step()"
+                f"{len(self._optimizers)} optimizers; {remedy}"
             )
         (model,), (optimizer,) = self._models, self._optimizers
         if clip_norm is not None:

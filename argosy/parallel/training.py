@@ -239,6 +239,8 @@ class Training:
         with self._precision.whole_step():
             optimizer.zero_grad()
             loss = staged.backward(x, y, loss_fn) if staged is not None else self._backward(model, x, y, loss_fn)
+            if self._cursor.loss is not None:  # the pass has reached tables alone, with which no loss travels
+                self._cursor.mean_loss, self._cursor.loss = self._cursor.loss, None
             mean_loss = self._cursor.mean_loss
             # Not by the gradients at hand: a worker whose stage is frozen has none, and the norm is asked of all.
             if clip_norm is not None and self._cursor.closes and self._precision.unscale_(optimizer):
