@@ -66,6 +66,12 @@ def transformer() -> tuple[nn.Module, Any]:
     return nn.Transformer(16, 2, 2, 2, 32, 0.0, batch_first=True), both
 
 
+def computed_weights() -> tuple[nn.Module, Any]:
+    layers = (nn.utils.weight_norm(nn.Linear(4, 4)) for _ in range(3))  # its weight is computed, and no parameter
+    return nn.Sequential(*layers), torch.randn(2, 4)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize(
     ("make", "cuts"),
     [
@@ -74,6 +80,7 @@ def transformer() -> tuple[nn.Module, Any]:
         (masked, ["blocks.0", "blocks.1", "last"]),
         (convolutions, ["2", "4", "5"]),
         (transformer, ["decoder"]),
+        (computed_weights, ["1", "2"]),
     ],
 )
 def test_the_stages_one_after_the_other_are_the_model(

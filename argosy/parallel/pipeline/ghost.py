@@ -24,7 +24,9 @@ class Ghost:
     def __init__(self, model: nn.Module) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         known: dict[int, Any] = {}
-        for tensor in (*model.parameters(), *model.buffers()):
+        # As torch.nn.utils.weight_norm has them: what comes of other tensors cannot be copied, and is computed anew.
+        computed = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
+        for tensor in (*model.parameters(), *model.buffers(), *computed):
             known.setdefault(id(tensor), self._empty(tensor))
         self.module: nn.Module = copy.deepcopy(model, known)
         self.named: dict[str, Tensor] = {

@@ -66,7 +66,8 @@ def trace(ghost: Ghost, layers: Mapping[str, nn.Module], args: tuple[Any, ...], 
     handles = []
     for name in layers:
         layer = ghost.module.get_submodule(name)
-        handles.append(layer.register_forward_pre_hook(_hook(watch, name), with_kwargs=True))
+        hook = _hook(watch, name)  # before those of the layer: what these compute is the layer's own
+        handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True, prepend=True))
         handles.append(layer.register_forward_hook(lambda *_: watch.returned()))
     try:
         with ghost.mode, torch.enable_grad(), watch:
