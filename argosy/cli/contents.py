@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -46,8 +47,8 @@ def show(path: str, all_tensors: bool) -> None:
 def _show_steps(console: Console, storage: Storage, folders: list[str]) -> None:
     """All checkpoints of a folder, and which of them are whole."""
     table = Table(title=escape(storage.address))
-    for name in ("checkpoint", "saved (UTC)", "workers", "strategy", "size", "state"):
-        table.add_column(name, overflow="fold", no_wrap=name != "strategy")  # in a pipe there are 80 columns
+    for name in ("checkpoint", "saved (UTC)", "workers", "size", "state"):
+        table.add_column(name, overflow="fold", no_wrap=True)
     wrong: list[str] = []
     read: list[tuple[str, Manifest]] = []
     for folder in folders:
@@ -55,7 +56,7 @@ def _show_steps(console: Console, storage: Storage, folders: list[str]) -> None:
             _, manifest = read_manifest(storage, folder)
         except CheckpointError as error:
             wrong.append(str(error))
-            table.add_row(folder, "", "", "", "", "[red]damaged[/red]")
+            table.add_row(folder, "", "", "", "[red]damaged[/red]")
             continue
         found = _damage(storage, folder, manifest)
         wrong += found
@@ -64,16 +65,25 @@ def _show_steps(console: Console, storage: Storage, folders: list[str]) -> None:
             folder,
             _time(manifest),
             str(manifest.world),
-            escape(manifest.strategy),
             in_bytes(_size_bytes(manifest)),
             "[red]damaged[/red]" if found else "whole",
         )
     console.print(table)
+    _tell_strategies(console, read)
     _tell(console, wrong)
     for folder, manifest in read:
         _tell_others(console, storage, folder, manifest)
     if wrong:
         raise typer.Exit(1)
+
+
+def _tell_strategies(console: Console, read: list[tuple[str, Manifest]]) -> None:
+    """Below the table: in a pipe there are 80 columns, and a strategy may fill them."""
+    for strategy, those in itertools.groupby(read, key=lambda one: one[1].strategy):
+        first, *more = [folder for folder, _ in those]
+        which = f"{first} to {more[-1]}" if more else first
+        said = escape(f"strategy of {which}: {strategy or 'the defaults'}")
+        console.print(said, highlight=False, soft_wrap=True)
 
 
 def _show(console: Console, address: str, manifest: Manifest, all_tensors: bool) -> None:

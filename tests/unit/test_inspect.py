@@ -47,15 +47,17 @@ def test_one_step_is_shown_and_verified(saved: Path) -> None:
 def test_a_folder_of_steps_is_listed(saved: Path) -> None:
     status, said = inspect(saved)
     assert status == 0, said
-    lines = [line for line in said.splitlines() if "step-" in line]
+    lines = [line for line in said.splitlines() if "│ step-" in line]
     assert ["step-00000012" in lines[0], "step-00000007" in lines[1]] == [True, True]
     assert all("whole" in line for line in lines)
 
 
 def test_nothing_is_cut_where_there_is_little_room(saved: Path) -> None:
-    write(saved, STATE, step=13, strategy="pipeline=2 tensor=2 shard_stage=3 compress=int8 precision=bf16")
+    strategy = "pipeline=2 tensor=2 shard_stage=3 compress=int8 precision=bf16 schedule=zero-bubble"
+    write(saved, STATE, step=13, strategy=strategy)
     _, said = inspect(saved, columns=80)
-    lines = [line for line in said.splitlines() if "step-" in line]
+    lines = [line for line in said.splitlines() if "│ step-" in line]
+    assert f"strategy of step-00000013: {strategy}" in said.splitlines()
     assert "…" not in said
     assert all(re.search(r"step-000000\d\d .* \d{4}-\d\d-\d\d \d\d:\d\d:\d\d .*whole", line) for line in lines)
 
