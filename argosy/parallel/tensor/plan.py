@@ -45,8 +45,12 @@ class Plan:
 
 
 def _general(name: str) -> str:
-    """A module's name without the numbers of layers."""
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+    """A module's name without the numbers of layers: the last one tells it from others of its own layer.
+
+    >>> _general("blocks.3.mlp.0")
+    'blocks.*.mlp.0'
+    """
+    return re.sub(r"(?<![^.])\d+(?=\.)", "*", name)
 
 
 def make_plan(model: nn.Module, size: int, config: TensorConfig) -> Plan:
