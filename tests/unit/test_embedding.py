@@ -270,7 +270,7 @@ def test_a_copy_of_a_model_that_was_not_trained_is_another_one() -> None:
 def test_tables_alone_are_stepped_by_an_optimizer_of_nothing(recwarn: pytest.WarningsRecorder) -> None:
     loader = DataLoader(TensorDataset(torch.tensor([[7], [7]]), torch.zeros(2, 2)), batch_size=1)
     with argosy.init(run_folder=tempfile.mkdtemp()) as fleet:
-        model, loader = fleet.distribute(argosy.Embedding(1, initializer="constant:8", optimizer=SGD(lr=0.25)), loader)
+        _, loader = fleet.distribute(argosy.Embedding(1, initializer="constant:8", optimizer=SGD(lr=0.25)), loader)
         with pytest.raises(RuntimeError, match="where a model is tables alone"):
             fleet.step(torch.tensor([7]), torch.zeros(1, 1), nn.functional.mse_loss)
         fleet.distribute(torch.optim.SGD([{"params": []}]))
