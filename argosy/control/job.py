@@ -6,6 +6,7 @@ another launcher that sets torch's variables, is known by these. One that nobody
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,12 @@ class Job:
         >>> Job.from_environment({}).world
         1
         """
+        if getattr(multiprocessing.current_process(), "_inheriting", False):  # multiprocessing goes by that, too
+            raise JobError(
+                "a process that the script has started (one of a DataLoader's, by multiprocessing_context= spawn or "
+                "forkserver) imports the script anew, and would join the job; put what the script does under "
+                "`if __name__ == '__main__':`"
+            )
         if "ARGOSY_RANK" in environment or "ARGOSY_WORLD" in environment:
             return cls._from_launcher(environment)
         if "TORCHELASTIC_RUN_ID" in environment or "MASTER_ADDR" in environment:

@@ -173,3 +173,15 @@ def test_a_strategy_in_the_script_may_not_contradict_the_command_line(tmp_path: 
     done = run([*FORKED, "run", "--strategy", "seed=3", script])
     assert done.status == 1
     assert "the command line says this and the script says 'batch=global'" in done.err
+
+
+def test_a_process_that_imports_the_script_does_not_join_the_job(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import argosy, torch\nfrom torch.utils.data import DataLoader\nargosy.init()\n"
+        "list(DataLoader(torch.arange(4), num_workers=1, multiprocessing_context='spawn'))\n"
+    )
+    done = run([*ARGOSY, "run", script])
+    assert done.status == 1
+    assert "put what the script does under `if __name__ == '__main__':`" in done.err
+    assert "Socket operation" not in done.err
