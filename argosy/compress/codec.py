@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -78,6 +79,10 @@ class Codec(ABC):
     def abort(self) -> None:  # noqa: B027
         """The gradients of this step will not all come: the backward pass has failed."""
 
+    def suits(self, part: Part) -> bool:
+        """Whether a parameter like this is compressed; the others travel whole."""
+        return True
+
     @abstractmethod
     def steps(self, bucket: Bucket, group: EngineGroup) -> Iterator[Pending]:
         """Replace the bucket's numbers, this worker's share, by the sum over all workers, in steps.
@@ -97,3 +102,20 @@ class Codec(ABC):
 
     def load_state_dict(self, state: dict[str, Any], group: EngineGroup) -> None:  # noqa: B027
         """Take this worker's part of what was kept; without any, keep nothing."""
+
+
+def extent(codec: Codec, parameters: Mapping[str, nn.Parameter]) -> str | None:
+    """How much of a model is compressed, for the user; None if all is."""
+    trained = {name: each for name, each in parameters.items() if each.requires_grad}
+    numbers = {name: each.numel() for name, each in trained.items()}
+    suiting = [
+        name
+        for name, each in trained.items()
+        if each.dtype == torch.float32 and codec.suits(Part(name, tuple(each.shape), 0, numbers[name]))
+    ]
+    if len(suiting) == len(trained):
+        return None
+    if not suiting:
+        return f"none of {len(trained)} parameters is compressed, as none would gain by it: gradients travel whole"
+    part = sum(numbers[name] for name in suiting) / sum(numbers.values())
+    return f"{len(suiting)} of {len(trained)} parameters, {100 * part:.3g} % of all numbers; the others travel whole"

@@ -99,6 +99,10 @@ class PowerSgdCodec(Codec):
         self._plans = Cuts(self._plan)
         self._residuals, self._scratch = Residuals(), Scratch()
 
+    def suits(self, part: Part) -> bool:
+        """Matrices that are smaller as a product."""
+        return self._shape(part) is not None
+
     def steps(self, bucket: Bucket, group: EngineGroup) -> Iterator[Pending]:
         """One step of power iteration for each matrix: see above."""
         plan, flat = self._plans.of(bucket), bucket.flat

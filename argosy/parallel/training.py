@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from argosy.comm.engine import EngineGroup
 from argosy.comm.group import Group, SoloGroup
 from argosy.compress.catalogue import can_take, make_codec
-from argosy.compress.codec import Codec
+from argosy.compress.codec import Codec, extent
 from argosy.compress.config import CompressConfig
 from argosy.compress.takeover import return_momenta
 from argosy.data.cursor import Cursor
@@ -117,7 +117,10 @@ class Training:
             self._local.append(replicas)
         else:
             codec = make_codec(self._config.part(CompressConfig)) if self._group.size > 1 else None
-            self._codecs += [codec] if codec is not None else []
+            if codec is not None:
+                self._codecs.append(codec)
+                if line := extent(codec, dict(model.named_parameters())):
+                    self._show(f"compress={self._config.compress}: {line}")
             reducer = self._config.part(ReducerConfig)
             parallel = DataParallel(
                 model, self._group, self._cursor, number, reducer, codec, self._accumulate, self._passes

@@ -14,7 +14,7 @@ from argosy.comm.pending import DONE
 from argosy.comm.select import Selector
 from argosy.comm.topology import Link, Topology
 from argosy.compress.catalogue import make_codec
-from argosy.compress.codec import Bucket, Part
+from argosy.compress.codec import Bucket, Part, extent
 from argosy.compress.config import CompressConfig
 from argosy.compress.dgc import DgcCodec, sparsity_at
 from argosy.compress.takeover import return_momenta
@@ -92,6 +92,24 @@ def test_codecs_come_from_a_strategy() -> None:
     dgc = make_codec(CompressConfig(compress="dgc:0.5", dgc_warmup_epochs=0, dgc_clip=2.0))
     assert isinstance(dgc, DgcCodec)
     assert dgc.fraction() == 0.5
+
+
+@pytest.mark.parametrize(
+    ("compress", "told"),
+    [
+        ("int8", None),
+        ("dgc", "1 of 3 parameters, 97 % of all numbers; the others travel whole"),
+        ("powersgd:4", "1 of 3 parameters, 97 % of all numbers; the others travel whole"),
+        ("powersgd:100000", "none of 3 parameters is compressed, as none would gain by it: gradients travel whole"),
+    ],
+)
+def test_how_much_of_a_model_is_compressed_is_told(compress: str, told: str | None) -> None:
+    model = nn.Sequential(nn.Linear(128, 256), nn.Linear(256, 3), nn.Linear(9000, 9000, bias=False, device="meta"))
+    model[2].requires_grad_(False)
+    model[1].bias = None
+    codec = make_codec(CompressConfig(compress=compress))
+    assert codec is not None
+    assert extent(codec, dict(model.named_parameters())) == told
 
 
 @pytest.mark.parametrize(
