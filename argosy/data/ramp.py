@@ -49,7 +49,10 @@ class Ramp:
         parts, _, length = text.partition(":")
         span = parse_span(length)
         if span is None or not (parts.isascii() and parts.isdigit()) or not 2 <= int(parts) <= 1 << 20:
-            fix = "expected parts:length, such as ramp=4:3epochs to begin with a quarter and be whole after 3 epochs"
+            fix = (
+                "expected parts:length, such as ramp=4:3epochs to begin with a quarter and be whole after 3 epochs; "
+                "a length is below 10^15"
+            )
             raise ConfigError("ramp", text, fix)
         return cls(text, int(parts), span, accumulate)
 

@@ -43,7 +43,8 @@ class OptimConfig(Config):
             return None
         span = parse_span(str(self.warmup))
         if span is None:
-            raise ConfigError("warmup", self.warmup, "expected steps such as warmup=500, or warmup=5epochs, or none")
+            fix = "expected steps such as warmup=500, or warmup=5epochs, or none; a length is below 10^15"
+            raise ConfigError("warmup", self.warmup, fix)
         return span
 
     def decay(self) -> float | None:

@@ -19,6 +19,6 @@ class ReducerConfig(Config):
     sync_batchnorm: bool = False
 
     def check(self) -> None:
-        """Refuse buckets that hold nothing."""
+        """Refuse buckets that hold nothing, or more than anybody sends at once."""
         if not 0 < self.bucket_mbytes <= 4096:
-            raise ConfigError("bucket_mbytes", self.bucket_mbytes, "expected more than 0, such as 4")
+            raise ConfigError("bucket_mbytes", self.bucket_mbytes, "expected more than 0 and at most 4096, such as 4")

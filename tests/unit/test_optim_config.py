@@ -9,6 +9,7 @@ from argosy.config import Config, ConfigError, Span
 from argosy.data.batches import BatchConfig
 from argosy.data.ramp import Ramp
 from argosy.optim.config import OptimConfig
+from argosy.parallel.config import ReducerConfig
 
 
 def test_by_default_nothing_is_asked_for() -> None:
@@ -45,6 +46,7 @@ def test_an_average_is_told_by_its_decay() -> None:
         (OptimConfig, "warmup", -3, "warmup=500"),
         (OptimConfig, "warmup", "1.5epochs", "warmup=5epochs"),
         (OptimConfig, "warmup", True, "expected"),
+        (OptimConfig, "warmup", f"1{'0' * 15}epochs", "below 10^15"),
         (OptimConfig, "average", "ema:1", "average=ema:0.999"),
         (OptimConfig, "average", "ema:", "average=ema:0.999"),
         (OptimConfig, "average", "ema:nan", "average=ema:0.999"),
@@ -52,6 +54,8 @@ def test_an_average_is_told_by_its_decay() -> None:
         (OptimConfig, "lr_scale", "cubic", "none or linear or sqrt"),
         (OptimConfig, "precision", "int8", "fp32 or bf16 or fp16"),
         (BatchConfig, "ramp", "4", "ramp=4:3epochs"),
+        (BatchConfig, "ramp", f"4:1{'0' * 15}", "below 10^15"),
+        (ReducerConfig, "bucket_mbytes", 5000, "at most 4096"),
         (BatchConfig, "ramp", "1:3epochs", "ramp=4:3epochs"),
         (BatchConfig, "ramp", "4:0epochs", "ramp=4:3epochs"),
         (BatchConfig, "ramp", "x:3epochs", "ramp=4:3epochs"),
