@@ -66,8 +66,14 @@ class HybridConfig(TrainingConfig, BatchConfig, MeshConfig):
 
     def _refused_in_parts(self, sizes: Sizes) -> Iterator[tuple[str, str]]:
         """What does not go with models that no worker holds whole."""
-        if self.compress != "none":
-            yield "compress", "codecs act between workers that hold whole models (data=, shard_stage=1); leave it out"
+        if self.compress == "bf16" and (sizes.turns or sizes.data * sizes.shard == 1):
+            yield "compress", "it is for gradients that travel along data= and shard=, and here none do; leave it out"
+        elif self.compress not in ("none", "bf16"):
+            yield (
+                "compress",
+                "codecs but bf16 act between workers that hold whole models (data=, shard_stage=1): what they hold "
+                "back of a gradient belongs to all of it; use bf16, or leave it out",
+            )
         if self.precision == "fp16":
             yield "precision", "the scale of the loss goes by whole gradients, and here are parts; use precision=bf16"
         if self.sync_batchnorm:

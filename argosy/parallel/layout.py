@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
@@ -54,6 +55,7 @@ class Layout:
     ) -> None:
         self._mesh, self._config, self._group = mesh, config.part(ShardConfig), group
         self._tensor_config = config.part(TensorConfig)
+        self._wire = torch.bfloat16 if config.compress == "bf16" else None  # no other codec goes with models in parts
         self._tensor_parallel: list[TensorParallel] = []
         self._stage = stage if mesh.sizes.shard > 1 else 0  # a job of one worker has nobody to shard with
         self._show, self._leaving = show, leaving
@@ -184,7 +186,9 @@ class Layout:
             self._show(f"sharded over {self._mesh.sizes.shard} workers, stage {self._stage}: {told(model, chosen)}")
         placed = fsdp_placement if self._mesh.sizes.tensor > 1 else None
         gathered, offload = self._stage < 3, self._config.offload
-        shard_modules(chosen, axes, keep_gathered=gathered, offload=offload, placed=placed, whole=whole)
+        shard_modules(
+            chosen, axes, keep_gathered=gathered, offload=offload, placed=placed, whole=whole, wire=self._wire
+        )
 
     def _refuse_offload(self, devices: set[str]) -> None:
         if devices == {"cpu"}:

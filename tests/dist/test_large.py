@@ -94,6 +94,7 @@ CLOSE = [
     "pipeline=2 precision=bf16",
     "batch=global shard_stage=1 compress=int8",
     "batch=global shard_stage=3 average=ema:0.9",
+    "batch=global shard_stage=3 compress=bf16",
 ]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt.py"
 LOSS, PARAMETERS = 1e-4, 1e-4
@@ -215,3 +216,34 @@ def test_a_divided_model_is_held_whole_by_nobody(tmp_path: Path, strategy: str) 
     script.write_text(LETTING_GO)
     done = succeed([*FORKED, "run", "--workers", "2", "--strategy", strategy, script])
     assert done.out.count("still there: 0") == 2, done.out
+
+
+ROUNDED = """
+import torch
+from torch import nn
+import argosy
+
+fleet = argosy.init()
+torch.manual_seed(0)
+net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+model, optimizer = fleet.distribute(net, torch.optim.SGD(net.parameters(), lr=0.1))
+fleet.step(torch.randn(16, 8), torch.randn(16, 8), nn.functional.mse_loss)
+gradients = [parameter.grad.to_local() for parameter in model.parameters() if parameter.grad is not None]
+assert any(gradient.any() for gradient in gradients)
+print("16 bits:", all(torch.equal(gradient, gradient.bfloat16().float()) for gradient in gradients))
+"""
+
+
+@pytest.mark.parametrize(
+    ("workers", "strategy"),
+    [(2, "shard_stage=3"), (4, "data=2 tensor=2 tensor_plan=0:column,1:row"), (4, "data=2 pipeline=2")],
+)
+def test_gradients_of_models_in_parts_travel_in_16_bits_if_that_is_asked_for(
+    tmp_path: Path, workers: int, strategy: str
+) -> None:
+    script = tmp_path / "rounded.py"
+    script.write_text(ROUNDED)
+    for compress, rounded in (("none", "False"), ("bf16", "True")):
+        line = f"{strategy} compress={compress}"
+        done = succeed([*FORKED, "run", "--workers", str(workers), "--strategy", line, script])
+        assert done.out.count(f"16 bits: {rounded}") == workers, done.out

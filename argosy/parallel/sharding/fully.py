@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 from argosy.parallel.sharding.exchange import exchange_in_memory
@@ -21,11 +22,13 @@ def shard_modules(
     offload: bool,
     placed: Callable[[nn.Parameter], Shard | None] | None = None,
     whole: set[nn.Parameter] | None = None,
+    wire: torch.dtype | None = None,
 ) -> None:
     """Shard each of these modules as a whole, in this order; the last one is the root.
 
     `mesh` has the shard axis, and the data axis before it if there are replicas. `placed` says along which dimension a
-    parameter is divided, if not the first; `whole` are those that every worker keeps, and whoever calls reduces.
+    parameter is divided, if not the first; `whole` are those that every worker keeps, and whoever calls reduces. `wire`
+    is the type that gradients travel in, if not their own.
     """
     policy: OffloadPolicy = CPUOffloadPolicy() if offload else OffloadPolicy()
     for name, module in modules.items():
@@ -35,6 +38,7 @@ def shard_modules(
             module,
             mesh=mesh,
             reshard_after_forward=again,
+            mp_policy=MixedPrecisionPolicy(reduce_dtype=wire),
             offload_policy=policy,
             shard_placement_fn=placed,
             ignored_params=whole,
