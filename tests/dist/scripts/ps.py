@@ -1,6 +1,7 @@
 """Trains a small click model with open-vocabulary embeddings; rank 0 writes its losses, parameters, rows and AUC.
 
-usage: ps.py FILE [EPOCHS]
+usage: ps.py FILE [EPOCHS]. With more than two, learning rates fall to nothing: how old gradients were, which is another
+thing in each run of an asynchronous mode, then matters little to what has been learnt in the end.
 """
 
 import sys
@@ -17,10 +18,11 @@ FIELDS, WORDS = 3, 60
 
 
 class Clicks(nn.Module):
-    def __init__(self):
+    def __init__(self, schedule):
         super().__init__()
-        self.deep = argosy.Embedding(8, optimizer=Adagrad(lr=0.1), initializer="uniform:0.1")
-        self.wide = argosy.Embedding(1, optimizer=SGD(lr=0.5), mode="sum", initializer="zeros")
+        deep, wide = Adagrad(lr=0.1, schedule=schedule), SGD(lr=0.5, schedule=schedule)
+        self.deep = argosy.Embedding(8, optimizer=deep, initializer="uniform:0.1")
+        self.wide = argosy.Embedding(1, optimizer=wide, mode="sum", initializer="zeros")
         self.hidden, self.out = nn.Linear(8 * FIELDS, 16), nn.Linear(16, 1)
 
     def forward(self, ids):
@@ -49,14 +51,19 @@ fleet = argosy.init()
 torch.manual_seed(0)
 ids, clicks = log(6000)
 train, test = slice(0, 1603), slice(1603, None)
-model = Clicks()
+epochs = int(sys.argv[2]) if len(sys.argv) > 2 else 2
+steps = epochs * 51 // fleet.world
+falls = epochs > 2
+model = Clicks(f"linear:{steps}" if falls else "")
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-4)
 loader = DataLoader(TensorDataset(ids[train], clicks[train]), batch_size=32, shuffle=True)
 model, optimizer, loader = fleet.distribute(model, optimizer, loader)
+schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0 if falls else 1.0, total_iters=steps)
 losses = []
-for _ in range(int(sys.argv[2]) if len(sys.argv) > 2 else 2):
+for _ in range(epochs):
     for x, y in loader:
         losses.append(float(fleet.step(x, y, nn.functional.binary_cross_entropy_with_logits)))
+        schedule.step()
 if fleet.is_first:
     with torch.no_grad():
         told = {name: parameter.clone() for name, parameter in model.named_parameters()}
