@@ -115,7 +115,7 @@ def extent(codec: Codec, parameters: Mapping[str, nn.Parameter]) -> str | None:
     ]
     if len(suiting) == len(trained):
         return None
-    if not suiting:
+    if not sum(numbers[name] for name in suiting):
         return f"none of {len(trained)} parameters is compressed, as none would gain by it: gradients travel whole"
     part = sum(numbers[name] for name in suiting) / sum(numbers.values())
     return f"{len(suiting)} of {len(trained)} parameters, {100 * part:.3g} % of all numbers; the others travel whole"

@@ -56,8 +56,8 @@ class Job:
         if getattr(multiprocessing.current_process(), "_inheriting", False):  # multiprocessing goes by that, too
             raise JobError(
                 "a process that the script has started (one of a DataLoader's, by multiprocessing_context= spawn or "
-                "forkserver) imports the script anew, and would join the job; put what the script does under "
-                "`if __name__ == '__main__':`"
+                "forkserver) imports the script anew, and would join the job; put what the script does, "
+                "argosy.init() too, under `if __name__ == '__main__':`"
             )
         if "ARGOSY_RANK" in environment or "ARGOSY_WORLD" in environment:
             return cls._from_launcher(environment)

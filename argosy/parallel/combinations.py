@@ -66,7 +66,7 @@ class HybridConfig(TrainingConfig, BatchConfig, MeshConfig):
 
     def _refused_in_parts(self, sizes: Sizes) -> Iterator[tuple[str, str]]:
         """What does not go with models that no worker holds whole."""
-        if self.compress == "bf16" and (sizes.turns or sizes.data * sizes.shard == 1):
+        if self.compress == "bf16" and sizes.workers > 1 and (sizes.turns or sizes.data * sizes.shard == 1):
             yield "compress", "it is for gradients that travel along data= and shard=, and here none do; leave it out"
         elif self.compress not in ("none", "bf16"):
             yield (

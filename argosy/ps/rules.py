@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, ClassVar, Final
 
 from argosy._native import table_config as native_config
@@ -31,14 +32,18 @@ class RowRule:
 
     def __post_init__(self) -> None:
         for name, hint in typing.get_type_hints(type(self)).items():
+            value = getattr(self, name)
             if name.startswith("_"):
                 continue
-            value, kind = getattr(self, name), hint if hint in (bool, str) else float
-            for part in value if isinstance(value, (tuple, list)) and hint not in (float, bool, str) else (value,):
-                if not fits(part, kind):
-                    raise ConfigError(name, value, f"expected {describe(kind)}, not {value!r}")
-                if kind is float and part < 0:
-                    raise ConfigError(name, value, "it must be 0 or more")
+            if hint in (bool, str):
+                if not fits(value, hint):
+                    raise ConfigError(name, value, f"expected {describe(hint)}, not {value!r}")
+                continue
+            several = hint is not float and isinstance(value, (tuple, list))
+            numbers = tuple(_plain(part) for part in (value if several else (value,)))
+            if not all(fits(part, float) and part >= 0 for part in numbers):
+                raise ConfigError(name, value, f"expected a finite number, 0 or more, not {value!r}")
+            object.__setattr__(self, name, numbers if several else numbers[0])
         check_schedule(self.schedule)
 
     def kind(self) -> str:
@@ -52,6 +57,11 @@ class RowRule:
     def factor(self, step: int) -> float:
         """What the schedule multiplies the learning rate by in a step."""
         return factor(self.schedule, step)
+
+
+def _plain(number: Any) -> Any:
+    """NumPy's numbers as Python's; anything else as it is."""
+    return float(number) if isinstance(number, Real) and not isinstance(number, (bool, int)) else number
 
 
 @dataclass(frozen=True)

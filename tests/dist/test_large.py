@@ -233,6 +233,23 @@ assert any(gradient.any() for gradient in gradients)
 print("16 bits:", all(torch.equal(gradient, gradient.bfloat16().float()) for gradient in gradients))
 """
 
+ADDED_UP = """
+import torch
+from torch import nn
+import argosy
+
+fleet = argosy.init()
+model = fleet.distribute(nn.Linear(4, 4, bias=False))
+with fleet.no_sync():
+    for _ in range(299):
+        model(torch.ones(1, 4)).sum().backward()
+model(torch.ones(1, 4)).sum().backward()
+print("sum:", set(model.weight.grad.to_local().flatten().tolist()))
+double = fleet.distribute(nn.Linear(4, 4, bias=False).double())
+double(torch.full((1, 4), 1 / 3, dtype=torch.float64)).sum().backward()
+print("third:", set(double.weight.grad.to_local().flatten().tolist()))
+"""
+
 
 @pytest.mark.parametrize(
     ("workers", "strategy"),
@@ -247,3 +264,11 @@ def test_gradients_of_models_in_parts_travel_in_16_bits_if_that_is_asked_for(
         line = f"{strategy} compress={compress}"
         done = succeed([*FORKED, "run", "--workers", str(workers), "--strategy", line, script])
         assert done.out.count(f"16 bits: {rounded}") == workers, done.out
+
+
+def test_gradients_that_are_not_sent_yet_are_added_up_as_they_are(tmp_path: Path) -> None:
+    script = tmp_path / "added_up.py"
+    script.write_text(ADDED_UP)
+    done = succeed([*FORKED, "run", "--workers", "2", "--strategy", "shard_stage=3 compress=bf16", script])
+    assert done.out.count("sum: {300.0}") == 2, done.out  # in 16 bits, 256 and 1 are 256
+    assert done.out.count(f"third: {{{1 / 3}}}") == 2, done.out

@@ -183,5 +183,5 @@ def test_a_process_that_imports_the_script_does_not_join_the_job(tmp_path: Path)
     )
     done = run([*ARGOSY, "run", script])
     assert done.status == 1
-    assert "put what the script does under `if __name__ == '__main__':`" in done.err
+    assert "put what the script does, argosy.init() too, under `if __name__ == '__main__':`" in done.err
     assert "Socket operation" not in done.err

@@ -67,6 +67,7 @@ REFUSED = [
 TAKEN = [
     ("accumulate=2 compress=dgc", 2),
     ("shard_stage=1 compress=int8 bucket_mbytes=8", 2),
+    ("shard_stage=3 compress=bf16", 1),
     ("data=2 tensor=2 compress=bf16", 4),
     ("data=2 pipeline=2 shard=2 shard_stage=3 compress=bf16", 8),
     ("shard_stage=3 precision=bf16", 2),

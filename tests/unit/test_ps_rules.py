@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from argosy.config import ConfigError
@@ -28,6 +29,11 @@ def test_schedules() -> None:
 def test_what_is_no_schedule(schedule: str) -> None:
     with pytest.raises(ConfigError, match="schedule"):
         SGD(0.1, schedule=schedule)
+
+
+def test_numpys_numbers_are_numbers() -> None:
+    assert SGD(np.float32(0.5)) == SGD(0.5)
+    assert hash(Adam(0.1, betas=[np.float64(0.5), 0.75])) == hash(Adam(0.1, betas=(0.5, 0.75)))  # type: ignore[arg-type]
 
 
 def test_rules_are_frozen_and_know_their_schedule() -> None:

@@ -191,3 +191,13 @@ def test_layers_that_compute_in_their_own_way_stay_whole() -> None:
     assert sorted(map(str, recognise(plain, 2).styles.values())) == ["column", "row"]
     assert not recognise(scaled, 2).styles
     assert not recognise(normed, 2).styles
+
+
+def test_layers_of_one_list_are_told_apart_only_where_they_are_unlike() -> None:
+    sizes = ((8, 16), (16, 8), (8, 16), (16, 4))
+    chain = nn.Sequential(*(layer for each in sizes for layer in (nn.Linear(*each), nn.ReLU())))
+    told = make_plan(chain, 2, TensorConfig()).lines()[1:]
+    assert [line.split()[:2] for line in told] == [["0", "column"], ["2", "row"], ["4", "column"], ["6", "row"]]
+    lists = nn.ModuleDict({"up": nn.ModuleList(nn.Linear(8, 16) for _ in range(6))})
+    told = make_plan(lists, 2, TensorConfig(tensor_plan="up.*:column")).lines()[1:]
+    assert [line.split() for line in told] == [["up.*", "column", "8", "->", "16", "x", "6"]]

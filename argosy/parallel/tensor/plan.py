@@ -25,10 +25,17 @@ class Plan:
 
     def lines(self) -> list[str]:
         """The plan for the user: a line for each kind of module, not for each of a hundred layers."""
-        kinds: dict[tuple[str, str, str], list[str]] = {}
+        said_of: dict[str, tuple[str, str]] = {}
         for name, style in self.styles.items():
             told = "" if style == REPLICATE else style.describe(self.model.get_submodule(name))
-            kinds.setdefault((_general(name), str(style), told), []).append(name or "the model")
+            said_of[name] = str(style), told
+        alike: dict[str, set[tuple[str, str]]] = {}
+        for name, style_and_told in said_of.items():
+            alike.setdefault(_general(name), set()).add(style_and_told)
+        kinds: dict[tuple[str, str, str], list[str]] = {}
+        for name, style_and_told in said_of.items():
+            general = _general(name) if len(alike[_general(name)]) == 1 else _general_but_last(name)
+            kinds.setdefault((general, *style_and_told), []).append(name or "the model")
         rows, whole = [], []
         for (general, style_name, told), names in kinds.items():
             said = general if len(names) > 1 else names[0]
@@ -45,9 +52,14 @@ class Plan:
 
 
 def _general(name: str) -> str:
-    """A module's name without the numbers of layers: the last one tells it from others of its own layer.
+    """A module's name without the numbers of layers."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
-    >>> _general("blocks.3.mlp.0")
+
+def _general_but_last(name: str) -> str:
+    """The same, where the last number tells modules of one layer apart.
+
+    >>> _general_but_last("blocks.3.mlp.0")
     'blocks.*.mlp.0'
     """
     return re.sub(r"(?<![^.])\d+(?=\.)", "*", name)
@@ -97,7 +109,7 @@ def _given(model: nn.Module, config: TensorConfig) -> dict[str, Style]:
             if inner := [name for name in modules if whole and name.startswith(f"{whole}.")]:
                 said = f"{pattern!r} has no parameters of its own; say it of what is in it, as {_general(inner[0])}"
                 raise ConfigError("tensor_plan", config.tensor_plan, said)
-            known = ", ".join(dict.fromkeys(_general(name) for name in modules))
+            known = ", ".join(dict.fromkeys(_general_but_last(name) for name in modules))
             raise ConfigError("tensor_plan", config.tensor_plan, f"{pattern!r} fits no module; there are {known}")
         for name in fitting:
             if name in given:
