@@ -134,6 +134,11 @@ class Cursor:
         self._losses, self._reported = 0.0, 0.0
         return taken
 
+    def have_own_loss(self) -> None:
+        """Where no worker tells the others of a step: its mean loss is that of this worker's batches."""
+        losses, reported = self.take_losses()
+        self.mean_loss = losses / reported if reported else None
+
     @contextmanager
     def waiting(self, meets: bool = True) -> Iterator[None]:
         """Around every wait for all other workers: their slowness is not to be taken for this worker's own work.

@@ -244,8 +244,7 @@ class DataParallel(Member):
                     self.aborted()
                 raise
         else:
-            losses, reporters = self._cursor.take_losses()
-            self._cursor.mean_loss = losses / reporters if reporters else None
+            self._cursor.have_own_loss()
 
     def _reduce(self, reducer: Reducer) -> None:
         """Bring gradients, and buffers that have changed, to their means, weighted by samples."""

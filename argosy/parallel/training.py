@@ -241,7 +241,8 @@ class Training:
         with self._precision.whole_step():
             optimizer.zero_grad()
             loss = staged.backward(x, y, loss_fn) if staged is not None else self._backward(model, x, y, loss_fn)
-            self._keep_own_loss()
+            if self._cursor.loss is not None:  # the pass has reached tables alone, with which no loss travels
+                (self._cursor.have_own_loss if self._cursor.closes else self._cursor.keep_loss)()
             mean_loss = self._cursor.mean_loss
             # Not by the gradients at hand: a worker whose stage is frozen has none, and the norm is asked of all.
             if clip_norm is not None and self._cursor.closes and self._precision.unscale_(optimizer):
@@ -251,16 +252,6 @@ class Training:
                 self._tell("overflow", scale=self._precision.factor)
             self._rescale_codecs(self._precision.factor / before)
         return loss.detach() if mean_loss is None else loss.detach().new_tensor(mean_loss)
-
-    def _keep_own_loss(self) -> None:
-        """Of a pass that has reached tables alone: with them no loss travels, so it is this worker's own."""
-        if self._cursor.loss is None:
-            return
-        if not self._cursor.closes:
-            self._cursor.keep_loss()
-            return
-        losses, reporters = self._cursor.take_losses()
-        self._cursor.mean_loss = losses / reporters if reporters else None
 
     def forward(self, model: nn.Module, x: Any) -> Any:
         """The model's output for this worker's samples, without gradients. All workers call it: replicas become one."""
